@@ -1,0 +1,91 @@
+"""The training loss as named terms that sum to it; labels are shifted, masked and normalised here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gatedlm.model.feedforward import Routing
+from gatedlm.model.lm import Output
+from gatedlm.shapes import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """Coefficients of a mixture's two extra terms; ST-MoE's values (arXiv 2202.08906), the paper names none.
+
+    balance_over  whose tokens decide how full an expert is: micro (this forward pass), global (all ranks'), buffer (all
+                  ranks', summed over the micro-batches so far) or exact (the whole global batch, by a first pass)
+    """
+
+    balance: float = 1e-2
+    router_z: float = 1e-3
+    balance_over: Literal["micro", "global", "buffer", "exact"] = "buffer"
+
+
+def shift(rows: Int[Tensor, "B T1"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    """Rows of T + 1 tokens as inputs and targets: the target at t is the token at t + 1."""
+    return rows[:, :-1], rows[:, 1:]
+
+
+def next_token(
+    logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None
+) -> Float[Tensor, ""]:
+    """sum over valid targets of -log softmax(logits)[target], in fp32 and nats; the caller divides by their number."""
+    if valid is not None:
+        targets = targets.masked_fill(~valid, -100)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
+
+
+def expert_counts(routing: list[Routing], valid: Bool[Tensor, "B T"]) -> Int[Tensor, "L E"]:
+    """How often each expert of each layer was chosen by the valid tokens; no gradient."""
+    kept = valid.flatten().long()[:, None]
+    return torch.stack(
+        [
+            torch.zeros(r.logits.shape[-1], dtype=torch.long, device=kept.device).scatter_add(
+                0, r.index.flatten(), kept.expand_as(r.index).flatten()
+            )
+            for r in routing
+        ]
+    )
+
+
+def load_balance(routing: list[Routing], counts: Int[Tensor, "L E"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """E sum_e f_e sum_n p_ne, summed over layers and valid tokens n; divided by their number, 1 a layer if uniform.
+
+    f is each expert's share of ``counts``, which may cover more tokens than these (the global batch), p the router's
+    softmax. Global-batch balance: Qiu et al. 2025, arXiv 2501.11873.
+    """
+    share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+    kept = valid.flatten()[:, None]
+    mass = torch.stack([(r.logits.softmax(-1) * kept).sum(0) for r in routing])
+    return share.shape[-1] * (share * mass).sum()
+
+
+def router_z(routing: list[Routing], valid: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """sum over layers and valid tokens of logsumexp(router logits)^2 (ST-MoE, arXiv 2202.08906, Eq. 5)."""
+    return torch.stack([(r.logits.logsumexp(-1).square() * valid.flatten()).sum() for r in routing]).sum()
+
+
+def terms(
+    output: Output,
+    targets: Int[Tensor, "B T"],
+    valid: Bool[Tensor, "B T"],
+    counts: Int[Tensor, "L E"],
+    tokens: Int[Tensor, ""],
+    spec: LossSpec,
+) -> dict[str, Float[Tensor, ""]]:
+    """The named terms whose sum is the loss: next_token, and for a mixture balance and router_z, coefficients included.
+
+    Each is a sum over these tokens divided by ``tokens``, the valid ones of the whole global batch: the terms of its
+    parts add up to those of the whole.
+    """
+    named = {"next_token": next_token(output.logits, targets, valid)}
+    if output.routing:
+        named["balance"] = spec.balance * load_balance(output.routing, counts, valid)
+        named["router_z"] = spec.router_z * router_z(output.routing, valid)
+    return {name: term / tokens for name, term in named.items()}

@@ -1,0 +1,86 @@
+"""What is kept of a run: one JSON with its recipe, its figures, and what it ran on."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gatedlm.data.module import LMData
+from gatedlm.recipe import Run
+from gatedlm.training.measure import Probed
+
+SCHEMA = 1
+LIBRARIES = ("gatedlm", "torch", "lightning", "datasets", "tokenizers", "omegaconf")
+
+
+def ledger(
+    run: Run, data: LMData, line: dict[str, Any], validation: dict[str, float], probed: Probed
+) -> dict[str, Any]:
+    """The ledger of a run that ended with metrics ``line``: finished, or diverged where a loss is not finite."""
+    recipe = run.recipe
+    finite = line["train/loss"] is not None and math.isfinite(validation["val/loss"])
+    final = {"train/loss": line["train/loss"], "val/bits_per_byte": None} | validation | probed.figures
+    content = {
+        "schema": SCHEMA,
+        "name": recipe.name,
+        "status": "finished" if finite else "diverged",
+        "recipe": asdict(recipe),
+        "overrides": list(run.overrides),
+        "seed": recipe.seed,
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+        "git": _git(),
+        "seconds": line["seconds"],
+        "params": recipe.model.parameters()._asdict(),
+        "steps": line["step"],
+        "tokens": line["tokens"],
+        "tokens_per_second": line["tokens"] / line["seconds"],
+        "corpus": asdict(data.corpus),
+        "baselines": data.baselines(),
+        "final": final,
+        "by_layer": probed.by_layer,
+        "scores": probed.trained.as_dict()["scores"],
+    }
+    return _plain(content)
+
+
+def read_ledger(folder: Path) -> dict[str, Any] | None:
+    """The ledger of a run's folder, or None if the run has not come to an end."""
+    file = folder / "ledger.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def write_ledger(folder: Path, content: dict[str, Any]) -> None:
+    """Write ledger.json whole or not at all."""
+    draft = folder / "ledger.json.part"
+    draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    draft.replace(folder / "ledger.json")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for a figure that is not finite: it becomes null."""
+    if isinstance(value, dict):
+        return {key: _plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(below) for below in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the checkout that runs, and whether it was changed; None for an installed package."""
+    here = Path(__file__).parent
+    try:
+        commit = _ask_git(here, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_ask_git(here, "status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _ask_git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

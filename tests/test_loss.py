@@ -1,0 +1,194 @@
+"""Each term against its formula, over masked, unequal and split batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gatedlm.loss import LossSpec, expert_counts, load_balance, next_token, router_z, shift, terms
+from gatedlm.model.feedforward import ExpertsSpec, Routing
+from gatedlm.model.lm import GatedLM, ModelSpec, Output
+
+B, T, V, LAYERS, E, K = 4, 7, 31, 3, 5, 2
+N = B * T
+HALVES = [slice(0, 2), slice(2, 4)]
+
+
+@pytest.fixture
+def valid() -> Tensor:
+    """Rows keep 7, 4, 1 and 0 of their targets."""
+    return torch.arange(T) < torch.tensor([7, 4, 1, 0])[:, None]
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return 3 * torch.randn(B, T, V, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def targets() -> Tensor:
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def routing() -> list[Routing]:
+    generator = torch.Generator().manual_seed(2)
+    return [decide(torch.randn(N, E, generator=generator)) for _ in range(LAYERS)]
+
+
+def decide(logits: Tensor) -> Routing:
+    weight, index = logits.softmax(-1).topk(K)
+    return Routing(logits, index, weight)
+
+
+def part(routing: list[Routing], rows: slice) -> list[Routing]:
+    """The decisions for some of the B rows."""
+    return [Routing(*(t.unflatten(0, (B, T))[rows].flatten(0, 1) for t in decision)) for decision in routing]
+
+
+def test_shift_moves_by_one():
+    inputs, targets = shift(torch.arange(16).view(2, 8))
+    assert inputs.tolist() == [[0, 1, 2, 3, 4, 5, 6], [8, 9, 10, 11, 12, 13, 14]]
+    assert torch.equal(targets, inputs + 1)
+
+
+def test_next_token_is_the_sum_over_valid_targets(logits, targets, valid):
+    by_hand = sum(
+        torch.log(torch.exp(logits[b, t]).sum()) - logits[b, t, targets[b, t]]
+        for b in range(B)
+        for t in range(T)
+        if valid[b, t]
+    )
+    torch.testing.assert_close(next_token(logits, targets, valid), by_hand)
+    uniform = next_token(torch.zeros(B, T, V), targets)
+    assert uniform.item() == pytest.approx(N * torch.log(torch.tensor(V)).item(), rel=1e-5)
+
+
+def test_next_token_is_fp32(logits, targets):
+    loss = next_token(logits.bfloat16(), targets)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, next_token(logits.bfloat16().float(), targets))
+
+
+def test_masked_targets_have_no_say(logits, targets, valid):
+    logits = logits.requires_grad_()
+    loss = next_token(logits, targets, valid)
+    assert torch.equal(loss, next_token(logits, torch.where(valid, targets, (targets + 1) % V), valid))
+    (grad,) = torch.autograd.grad(loss, logits)
+    assert torch.equal(grad.abs().sum(-1) > 0, valid)
+
+
+def test_expert_counts(routing, valid):
+    counts = expert_counts(routing, valid)
+    for layer, decision in enumerate(routing):
+        chosen = decision.index.view(B, T, K)[valid].flatten().tolist()
+        assert counts[layer].tolist() == [chosen.count(e) for e in range(E)]
+    assert counts.sum(-1).tolist() == [valid.sum().item() * K] * LAYERS
+
+
+@pytest.mark.parametrize("even", ["router", "experts"])
+def test_uniform_routing_gives_one_per_layer_and_token(even, routing):
+    """Either the router's softmax or the use of the experts is uniform: sum_e f_e p_e is then 1/E."""
+    everyone = torch.ones(B, T, dtype=torch.bool)
+    if even == "router":
+        routing = [Routing(torch.full((N, E), 0.7), decision.index, decision.weight) for decision in routing]
+        counts = expert_counts(routing, everyone)
+        assert counts.min() < counts.max()
+    else:
+        counts = torch.full((LAYERS, E), 9)
+    assert load_balance(routing, counts, everyone).item() == pytest.approx(LAYERS * N, rel=1e-5)
+
+
+def test_all_tokens_to_one_expert_give_the_number_of_experts():
+    certain = torch.full((N, E), -50.0)
+    certain[:, 2] = 50.0
+    counts = torch.zeros(1, E, dtype=torch.long)
+    counts[0, 2] = N
+    everyone = torch.ones(B, T, dtype=torch.bool)
+    assert load_balance([decide(certain)], counts, everyone).item() == pytest.approx(E * N)
+
+
+def test_load_balance_equals_the_formula(routing, valid):
+    by_hand = torch.tensor(0.0)
+    for decision in routing:
+        p, index = decision.logits.softmax(-1)[valid.flatten()], decision.index[valid.flatten()]
+        for e in range(E):
+            share = (index == e).sum() / (K * valid.sum())
+            by_hand += E * share * p[:, e].sum()
+    torch.testing.assert_close(load_balance(routing, expert_counts(routing, valid), valid), by_hand)
+
+
+def test_router_z_equals_the_formula(routing, valid):
+    by_hand = sum(
+        torch.log(torch.exp(decision.logits[n]).sum()) ** 2
+        for decision in routing
+        for n in range(N)
+        if valid.flatten()[n]
+    )
+    torch.testing.assert_close(router_z(routing, valid), by_hand)
+
+
+def test_masked_tokens_do_not_move_the_router(routing, valid):
+    leaves = [decision.logits.requires_grad_() for decision in routing]
+    for term in (load_balance(routing, expert_counts(routing, valid), valid), router_z(routing, valid)):
+        for grad in torch.autograd.grad(term, leaves):
+            assert torch.equal(grad.abs().sum(-1) > 0, valid.flatten())
+
+
+def test_a_part_without_targets_is_zero_and_finite(logits, targets, routing):
+    nobody = torch.zeros(B, T, dtype=torch.bool)
+    counts = expert_counts(routing, nobody)
+    parts = next_token(logits, targets, nobody), load_balance(routing, counts, nobody), router_z(routing, nobody)
+    assert [term.item() for term in parts] == [0, 0, 0]
+
+
+def test_parts_with_global_counts_add_up_to_the_whole(logits, targets, routing, valid):
+    """Two micro-batches of 11 and 1 targets; a mean of their means would weigh them alike."""
+    tokens, counts, spec = valid.sum(), expert_counts(routing, valid), LossSpec()
+    whole = terms(Output(logits, routing), targets, valid, counts, tokens, spec)
+    halves = [
+        terms(Output(logits[rows], part(routing, rows)), targets[rows], valid[rows], counts, tokens, spec)
+        for rows in HALVES
+    ]
+    for name, term in whole.items():
+        torch.testing.assert_close(halves[0][name] + halves[1][name], term)
+    own = [expert_counts(part(routing, rows), valid[rows]) for rows in HALVES]
+    assert torch.equal(own[0] + own[1], counts)
+    alone = [load_balance(part(routing, rows), c, valid[rows]) for rows, c in zip(HALVES, own, strict=True)]
+    assert abs(sum(alone) - load_balance(routing, counts, valid)) > 1e-3, "with their own counts they would not"
+
+
+def test_terms_are_named_and_weighted(logits, targets, routing, valid):
+    counts, tokens = expert_counts(routing, valid), valid.sum()
+    named = terms(Output(logits, routing), targets, valid, counts, tokens, LossSpec(balance=0.5, router_z=0.25))
+    expected = {
+        "next_token": next_token(logits, targets, valid) / 12,
+        "balance": 0.5 * load_balance(routing, counts, valid) / 12,
+        "router_z": 0.25 * router_z(routing, valid) / 12,
+    }
+    torch.testing.assert_close(named, expected)
+    assert list(terms(Output(logits, []), targets, valid, counts[:0], tokens, LossSpec())) == ["next_token"]
+
+
+def test_a_models_untrained_router_is_balanced(scramble):
+    """A router of zeros shows 1 and (log E)^2 a layer in a whole model too, and the balance term moves every router."""
+    spec = ModelSpec(
+        vocab=V, layers=LAYERS, width=40, heads=8, kv_heads=4, head_dim=6, ffn=56, experts=ExpertsSpec(E, K)
+    )
+    model = scramble(GatedLM(spec))
+    routers = [p for name, p in model.named_parameters() if "router" in name]
+    everyone = torch.ones(B, T, dtype=torch.bool)
+    output = model(torch.arange(N).view(B, T))
+    counts = expert_counts(output.routing, everyone)
+    grads = torch.autograd.grad(load_balance(output.routing, counts, everyone), routers)
+    assert all(grad.abs().max() > 0 for grad in grads)
+
+    for router in routers:
+        torch.nn.init.zeros_(router)
+    routing = model(torch.arange(N).view(B, T)).routing
+    balance = load_balance(routing, expert_counts(routing, everyone), everyone)
+    assert balance.item() / N == pytest.approx(LAYERS, rel=1e-5)
+    assert router_z(routing, everyone).item() / N == pytest.approx(
+        LAYERS * torch.log(torch.tensor(E)).item() ** 2, rel=1e-5
+    )
