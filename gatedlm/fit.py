@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -40,38 +41,55 @@ def _fit(words: list[str]) -> None:
         _sweep(runs)
 
 
-def _one(run: Run) -> None:
+def _console() -> Console:
     from lightning.pytorch.utilities import rank_zero_only
 
+    return Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+
+
+def _one(run: Run) -> dict[str, Any]:
     from gatedlm.training.run import Stopped, train
     from gatedlm.training.tables import run_table
 
-    console = Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    console = _console()
     try:
-        content = train(run, console)
+        ledger = train(run, console)
     except Stopped as stopped:
-        console.print(f"{stopped}\n{_command(run)}", soft_wrap=True)
+        console.print(f"{stopped}: python -m gatedlm.fit {shlex.join(sys.argv[1:])}", soft_wrap=True)
         raise SystemExit(128 + stopped.number) from None
-    console.print(run_table(content))
+    console.print(run_table(ledger))
     console.print(f"report: {Path(run.recipe.out, run.recipe.name, 'report.html')}", soft_wrap=True)
+    return ledger
 
 
 def _sweep(runs: list[Run]) -> None:
-    """Each run in a process of its own, so that each begins alike and may have ranks of its own; then the table."""
-    from gatedlm.training.ledger import read_ledger
+    """One run after another and a table of them all; a run that cannot be trained is said and left out."""
     from gatedlm.training.tables import comparison
 
     console, ledgers = Console(), {}
     for number, run in enumerate(runs, 1):
         console.rule(f"{number} of {len(runs)}: {run.label}")
-        command = [sys.executable, "-m", "gatedlm.fit", *run.overrides, f"name={run.recipe.name}"]
-        status = _wait(subprocess.Popen(command))
-        if status > 2:
-            raise SystemExit(status)
-        ledger = read_ledger(Path(run.recipe.out, run.recipe.name))
-        if ledger:
-            ledgers[run.label] = ledger
+        try:
+            ledgers[run.label] = _one(run) if run.recipe.trainer.devices == 1 else _apart(run)
+        except ValueError as error:
+            print(error, file=sys.stderr)
     console.print(comparison(ledgers))
+    if len(ledgers) < len(runs):
+        raise SystemExit(2)
+
+
+def _apart(run: Run) -> dict[str, Any]:
+    """Train a run of several ranks in a process of its own, because a process can be a rank only once."""
+    from gatedlm.training.ledger import read_ledger
+
+    words = [*run.overrides, f"name={run.recipe.name}"]
+    status = _wait(subprocess.Popen([sys.executable, "-m", "gatedlm.fit", *words]))
+    ledger = read_ledger(Path(run.recipe.out, run.recipe.name))
+    if status > 2:
+        raise SystemExit(status)
+    if status or not ledger:
+        raise ValueError(f"{run.label}: ended with exit status {status}")
+    return ledger
 
 
 def _wait(process: subprocess.Popen) -> int:
@@ -81,10 +99,6 @@ def _wait(process: subprocess.Popen) -> int:
             return process.wait()
         except KeyboardInterrupt:
             continue
-
-
-def _command(run: Run) -> str:
-    return "python -m gatedlm.fit " + " ".join(run.overrides)
 
 
 if __name__ == "__main__":

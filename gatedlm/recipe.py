@@ -121,6 +121,37 @@ class Recipe:
     loss: LossSpec = field(default_factory=LossSpec)
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
+    def __post_init__(self) -> None:
+        for broken, why in _refusals(self):
+            if broken:
+                raise ValueError(why)
+
+
+def _refusals(recipe: Recipe) -> list[tuple[bool, str]]:
+    """What no single spec can see: sizes that have to fit together, and counts that have to be above 0."""
+    model, data, trainer = recipe.model, recipe.data, recipe.trainer
+    counts = {
+        "data.context": data.context,
+        "data.batch": data.batch,
+        "trainer.steps": trainer.steps,
+        "trainer.devices": trainer.devices,
+        "trainer.log_every": trainer.log_every,
+        "trainer.keep": trainer.keep,
+        "optim.lr": recipe.optim.lr,
+    }
+    return [
+        *((count <= 0, f"{key}={count}: must be above 0") for key, count in counts.items()),
+        (
+            model.vocab < data.vocab,
+            f"model.vocab={model.vocab} is less than data.vocab={data.vocab}: "
+            "leave model.vocab out to let it follow, or make it larger",
+        ),
+        (
+            trainer.devices > 0 and data.batch % trainer.devices != 0,
+            f"data.batch={data.batch} does not divide among trainer.devices={trainer.devices}: take a multiple",
+        ),
+    ]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -364,7 +395,4 @@ def _build(raw: Any) -> Recipe:
     if OmegaConf.select(raw, "model.vocab") is None:
         OmegaConf.update(raw, "model.vocab", OmegaConf.select(raw, "data.vocab", default=DataSpec.vocab))
     recipe: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Recipe), raw))
-    if recipe.model.vocab < recipe.data.vocab:
-        sizes = f"model.vocab={recipe.model.vocab} is less than data.vocab={recipe.data.vocab}"
-        raise ValueError(f"{sizes}: leave model.vocab out to let it follow, or make it larger")
     return recipe

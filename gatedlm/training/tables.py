@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from gatedlm.report.names import FIGURES
 
-COMPARED = (
-    "val/loss",
-    "val/bits_per_byte",
-    "f_attn_fixed_first",
-    "f_attn_dormant",
-    "f_attn_active",
-    "m_act",
-    "gate_score",
-)
+COMPARED = {
+    "val/loss": "val\nloss",
+    "val/bits_per_byte": "bits/\nbyte",
+    "f_attn_fixed_first": "F-Attn\nfixed",
+    "f_attn_dormant": "F-Attn\ndormant",
+    "f_attn_active": "F-Attn\nactive",
+    "m_act": "M-Act",
+    "gate_score": "gate\nscore",
+}
 
 
 def run_table(content: dict[str, Any]) -> Table:
@@ -36,11 +37,17 @@ def run_table(content: dict[str, Any]) -> Table:
 
 
 def comparison(ledgers: dict[str, dict[str, Any]]) -> Table:
-    """Runs by label, one a row: the figures that any of them has, parameters and seconds."""
-    shown = [name for name in COMPARED if any(led["final"].get(name) is not None for led in ledgers.values())]
-    table = Table("run", *shown, "parameters", "seconds", "status")
-    for label, content in ledgers.items():
-        figures = [content["final"].get(name) for name in shown]
-        cells = ["-" if value is None else f"{value:.4g}" for value in figures]
-        table.add_row(label, *cells, f"{content['params']['total']:,}", f"{content['seconds']:.0f}", content["status"])
+    """Runs by label, one a row: the figures that any of them has, thousands of parameters, seconds.
+
+    F-Attn is that with a fixed first token.
+    """
+    shown = [name for name in COMPARED if any(ledger["final"].get(name) is not None for ledger in ledgers.values())]
+    table = Table("run", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in (*(COMPARED[name] for name in shown), "k par.", "s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, ledger in ledgers.items():
+        figures = [ledger["final"].get(name) for name in shown]
+        cells = ["-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.4g}" for value in figures]
+        ending = "" if ledger["status"] == "finished" else f" ({ledger['status']})"
+        table.add_row(label + ending, *cells, f"{ledger['params']['total'] / 1000:.0f}", f"{ledger['seconds']:.0f}")
     return table
