@@ -84,10 +84,8 @@ def _summary(steps: list[int], spikes: Spikes, spec: SpikeSpec) -> str:
     if spikes.since is None:
         return f"no point has 20 others in the window={spec.window} steps before it: give a larger window or less skip"
     rate = 1000 * len(spikes.events) / (steps[-1] - spikes.since + 1)
-    return (
-        f"{len(spikes.points):,} spiking points in {len(spikes.events):,} events from step {spikes.since:,} "
-        f"to {steps[-1]:,}: {rate:.3g} events per thousand steps"
-    )
+    counts = f"points that spike: {len(spikes.points):,}, events: {len(spikes.events):,}"
+    return f"{counts}, or {rate:.3g} per thousand steps from {spikes.since:,} to {steps[-1]:,}"
 
 
 def _option(word: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from gatedlm.probes import SpikeSpec
 SPIKED = {120: 3.25, 124: 2.75, 170: 4.5}
 SMALL = ["window=50", "skip=40", "merge=10"]
 EVENTS = [("120", "120", "1.250"), ("170", "170", "2.500")]
-SUMMARY = "3 spiking points in 2 events from step 41 to 200: 12.5 events per thousand steps"
+SUMMARY = "points that spike: 3, events: 2, or 12.5 per thousand steps from 41 to 200"
 
 
 def lines(loss: str = "train/loss", steps: int = 200) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_run_its_metrics_and_a_csv_of_them_read_alike(run: Path, capsys: pytes
 
 def test_the_limits_reach_the_rule(run: Path, capsys: pytest.CaptureFixture[str]):
     assert printed(capsys, str(run), *SMALL, "rise=1.3")[0] == EVENTS[1:]
-    assert printed(capsys, str(run), *SMALL, "merge=3")[1].startswith("3 spiking points in 3 events")
+    assert printed(capsys, str(run), *SMALL, "merge=3")[1].startswith("points that spike: 3, events: 3,")
     assert printed(capsys, str(run), *SMALL, "skip=150")[0] == EVENTS[1:]
     jagged = "".join(f"{step},{2 + step % 2},{step}\n" for step in range(80))
     (run / "jagged.csv").write_text("step,loss,x\n" + jagged + "80,6,80\n")
@@ -95,7 +95,7 @@ def test_lines_without_a_loss_are_passed_over_and_null_is_not_finite(run: Path, 
     for file in (run, run / "same.csv"):
         rows, summary = printed(capsys, str(file), *SMALL)
         assert rows == [("101", "101", "not finite")]
-        assert summary.startswith("1 spiking points in 1 events from step 41 to 101:")
+        assert summary == "points that spike: 1, events: 1, or 16.4 per thousand steps from 41 to 101"
 
 
 def test_a_curve_that_gets_no_verdict_says_which_limit_to_change(run: Path, capsys: pytest.CaptureFixture[str]):

@@ -42,7 +42,8 @@ def comparison(ledgers: dict[str, dict[str, Any]]) -> Table:
     F-Attn is that with a fixed first token.
     """
     shown = [name for name in COMPARED if any(ledger["final"].get(name) is not None for ledger in ledgers.values())]
-    table = Table("run", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")
     for heading in (*(COMPARED[name] for name in shown), "k par.", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for label, ledger in ledgers.items():
