@@ -7,6 +7,7 @@ import difflib
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import asdict
@@ -65,7 +66,7 @@ def _spikes(options: dict[str, str]) -> None:
         key: _whole if isinstance(value, int) else _number for key, value in defaults.items()
     }
     spec = SpikeSpec(**{key: read(key, options[key]) for key, read in readers.items() if key in options})
-    steps, losses = _curve(Path(options["spikes"]).expanduser(), options)
+    steps, losses = _curve(Path(os.path.expanduser(options["spikes"])), options)
     spikes, console = find_spikes(steps, losses, spec), Console()
     if spikes.events:
         table = Table("start", "peak", "rise, nats")

@@ -26,9 +26,17 @@ def main(words: list[str]) -> None:
         return
     try:
         _fit(words)
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    except (ValueError, OSError) as error:
+        _say(error)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:  # before the first step; from there on the run saves itself
+        _say("stopped: the same command goes on")
+        raise SystemExit(130) from None
+
+
+def _say(what: Exception | str) -> None:
+    """One line, whatever stands in the name of a file."""
+    print(*str(what).splitlines(), file=sys.stderr)
 
 
 def _fit(words: list[str]) -> None:
@@ -57,9 +65,25 @@ def _one(run: Run) -> dict[str, Any]:
     except Stopped as stopped:
         console.print(f"{stopped}: python -m gatedlm.fit {shlex.join(sys.argv[1:])}", soft_wrap=True)
         raise SystemExit(128 + stopped.number) from None
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        size, data = run.recipe.model.parameters().total, run.recipe.data
+        raise ValueError(
+            f"{size:,} parameters, data.batch={data.batch} and data.context={data.context} need more memory than there "
+            "is: lower the model's sizes, trainer.micro_batch or data.context"
+        ) from None
     console.print(run_table(ledger))
     console.print(f"report: {Path(run.recipe.out, run.recipe.name, 'report.html')}", soft_wrap=True)
     return ledger
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether memory ran out, whichever library noticed; torch says it of a CPU in a bare RuntimeError."""
+    from torch import OutOfMemoryError
+
+    said = "can't allocate memory" in str(error) or "Storage size calculation overflowed" in str(error)
+    return said or isinstance(error, MemoryError | OutOfMemoryError)
 
 
 def _sweep(runs: list[Run]) -> None:
@@ -71,8 +95,8 @@ def _sweep(runs: list[Run]) -> None:
         console.rule(f"{number} of {len(runs)}: {run.label}")
         try:
             ledgers[run.label] = _one(run) if run.recipe.trainer.devices == 1 else _apart(run)
-        except ValueError as error:
-            print(error, file=sys.stderr)
+        except (ValueError, OSError) as error:
+            _say(error)
     console.print(comparison(ledgers))
     if len(ledgers) < len(runs):
         raise SystemExit(2)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -20,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gatedlm.catalogue import GROUPS, choices, shipped
 from gatedlm.loss import LossSpec
 from gatedlm.model.lm import ModelSpec
+from gatedlm.probes.spikes import SpikeSpec
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class DataSpec:
     cache: str | None = None
     workers: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.holdout <= 0.5:
+            raise ValueError(f"data.holdout={self.holdout}: the share kept for validation, above 0 and at most 0.5")
+
 
 @dataclass(frozen=True)
 class OptimSpec:
@@ -70,16 +76,27 @@ class OptimSpec:
     weight_decay: float = 0.1
     clip: float = 1.0
 
+    def __post_init__(self) -> None:
+        if max(self.betas) >= 1:
+            raise ValueError(f"optim.betas={list(self.betas)}: averages over the past, both must be below 1")
+        if self.floor > 1:
+            raise ValueError(f"optim.floor={self.floor}: a share of optim.lr, at most 1")
+
 
 @dataclass(frozen=True)
 class TrainerSpec:
     """How long, where, and what is written when; every interval counts optimizer steps.
 
     accelerator       cpu, gpu or auto; devices are processes, one per core group or GPU
-    strategy          auto: one process, or ddp where devices > 1; fsdp shards the model block by block
+    nodes             machines that take part, each with ``devices`` processes
+    strategy          auto: one process, or ddp where there are more; fsdp shards the model block by block
+    data_parallel     ranks that share a batch, 0 for all; tensor_parallel ranks that share a layer, only 1 so far
     precision         fp32; bf16 computes in bfloat16 and keeps weights and optimizer state in fp32
     threads           cores one process computes on; 0 leaves the choice to torch
     micro_batch       sequences per forward pass; 0 takes a rank's whole share of the batch at once
+    checkpoint_blocks keep only each block's input for the backward pass and compute the rest anew: less memory
+    compile           compile each block; worth its start-up from some hundred steps on
+    nonfinite         a loss or gradient that is not finite: stop the run, or skip the step and count it
     checkpoint_every  0 saves only at the end
     keep              newest checkpoints that stay, beside the best by validation loss
     log_every         steps between lines of metrics.jsonl
@@ -91,10 +108,16 @@ class TrainerSpec:
     steps: int = 400
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     devices: int = 1
+    nodes: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    data_parallel: int = 0
+    tensor_parallel: int = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: int = 0
     micro_batch: int = 0
+    checkpoint_blocks: bool = False
+    compile: bool = False
+    nonfinite: Literal["stop", "skip"] = "stop"
     checkpoint_every: int = 100
     keep: int = 2
     log_every: int = 1
@@ -120,6 +143,7 @@ class Recipe:
     optim: OptimSpec = field(default_factory=OptimSpec)
     loss: LossSpec = field(default_factory=LossSpec)
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    spikes: SpikeSpec = field(default_factory=SpikeSpec)
 
     def __post_init__(self) -> None:
         for broken, why in _refusals(self):
@@ -127,28 +151,48 @@ class Recipe:
                 raise ValueError(why)
 
 
+MOST_HELPERS = 512  # threads or processes beside the main one: more than help, fewer than bring a machine down
+
+
 def _refusals(recipe: Recipe) -> list[tuple[bool, str]]:
     """What no single spec can see: sizes that have to fit together, and counts that have to be above 0."""
     model, data, trainer = recipe.model, recipe.data, recipe.trainer
+    ranks = trainer.devices * trainer.nodes
     counts = {
         "data.context": data.context,
         "data.batch": data.batch,
         "trainer.steps": trainer.steps,
         "trainer.devices": trainer.devices,
+        "trainer.nodes": trainer.nodes,
         "trainer.log_every": trainer.log_every,
         "trainer.keep": trainer.keep,
         "optim.lr": recipe.optim.lr,
+        "optim.eps": recipe.optim.eps,
     }
+    helpers = {"trainer.threads": trainer.threads, "data.workers": data.workers}
     return [
         *((count <= 0, f"{key}={count}: must be above 0") for key, count in counts.items()),
+        *((count > MOST_HELPERS, f"{key}={count}: take at most {MOST_HELPERS}") for key, count in helpers.items()),
+        (
+            recipe.name in (".", "..") or "/" in recipe.name,
+            f"name={recipe.name}: the name of a folder, say where that lies by out=FOLDER",
+        ),
         (
             model.vocab < data.vocab,
             f"model.vocab={model.vocab} is less than data.vocab={data.vocab}: "
             "leave model.vocab out to let it follow, or make it larger",
         ),
         (
-            trainer.devices > 0 and data.batch % trainer.devices != 0,
-            f"data.batch={data.batch} does not divide among trainer.devices={trainer.devices}: take a multiple",
+            ranks > 0 and data.batch % ranks != 0,
+            f"data.batch={data.batch} does not divide among the {ranks} ranks of trainer.devices: take a multiple",
+        ),
+        (
+            trainer.data_parallel not in (0, ranks),
+            f"trainer.data_parallel={trainer.data_parallel}: all {ranks} ranks share the batch, leave it out",
+        ),
+        (
+            trainer.tensor_parallel != 1,
+            f"trainer.tensor_parallel={trainer.tensor_parallel}: layers are not split yet, leave it at 1",
         ),
     ]
 
@@ -251,9 +295,9 @@ def _lay(raw: Any, group: str, names: list[str]) -> Any:
 def _find(word: str, name: str, known: list[str], *folders: Path) -> Path:
     """The file of a name in the first folder that has it; a name with its .yaml is a path from the last folder."""
     is_path = name.endswith((".yaml", ".yml"))
-    places = [folders[-1] / Path(name).expanduser()] if is_path else [folder / f"{name}.yaml" for folder in folders]
+    places = [folders[-1] / os.path.expanduser(name)] if is_path else [folder / f"{name}.yaml" for folder in folders]
     for place in places:
-        if place.is_file():
+        if os.path.isfile(place):  # unlike Path.is_file no error for a name that is too long
             return place.resolve()
     if is_path:
         raise ValueError(f"{word}={name!r}: there is no file {str(places[0])!r}")
@@ -285,7 +329,7 @@ def _parse(file: Path | io.StringIO, source: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ValueError(f"{source}, line {line}: not YAML, {error.problem}") from None
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
         raise ValueError(f"{source}: not a recipe, {str(error).splitlines()[0]}") from None
     if not isinstance(own, dict):
         raise ValueError(f"{source}: not a recipe, it holds a list instead of keys such as optim.lr: 3e-3")
@@ -359,11 +403,12 @@ def _kinds(kind: Any, key: str = "") -> dict[str, Any]:
 
 KEYS = _kinds(Recipe)
 Rule = tuple[str, Callable[[Any], bool]]
+_UNFIT = re.compile(r"\$\{|^\?\?\?$|[\x00-\x1f\x7f\ud800-\udfff]")  # OmegaConf's words, controls, surrogates
 SCALARS: dict[type, Rule] = {
-    int: ("a whole number from 0 up", lambda value: type(value) is int and value >= 0),
-    float: ("a number from 0 up", lambda value: type(value) in (int, float) and 0 <= value < float("inf")),
+    int: ("a whole number from 0 up", lambda value: type(value) is int and 0 <= value < 2**53),
+    float: ("a number from 0 up", lambda value: type(value) in (int, float) and 0 <= value < 1e38),
     bool: ("true or false", lambda value: type(value) is bool),
-    str: ("text, in quotes and without ${...}", lambda value: type(value) is str and "${" not in value),
+    str: ("text, in quotes and without ${...}", lambda value: type(value) is str and not _UNFIT.search(value)),
     type(None): ("null", lambda value: value is None),
 }
 
@@ -395,4 +440,4 @@ def _build(raw: Any) -> Recipe:
     if OmegaConf.select(raw, "model.vocab") is None:
         OmegaConf.update(raw, "model.vocab", OmegaConf.select(raw, "data.vocab", default=DataSpec.vocab))
     recipe: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Recipe), raw))
-    return recipe
+    return replace(recipe, out=os.path.expanduser(recipe.out))

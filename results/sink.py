@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     """Left: attention on the first token over training; right: where it ends, seed by seed."""
     runs = _runs(folder)
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    curves, ends = figure.subplots(1, 2, width_ratios=[2, 1], sharey=True)
+    curves, ends = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     for arm, (label, colour) in ARMS.items():
         _curves(curves, runs[arm], f"{label}, {len(runs[arm])} seeds", colour)
     curves.axhline(_uniform(64), color="grey", linestyle=":", linewidth=1)
@@ -66,7 +66,7 @@ def _ends(axes: Axes, runs: dict[str, list[Path]]) -> None:
         axes.scatter([place] * len(finals), [final[DORMANT] for final in finals], color=colour, s=24)
         axes.scatter([place + 0.25] * len(finals), [final[ACTIVE] for final in finals], color=colour, s=24, marker="x")
     axes.set_xticks([place + 0.12 for place in range(len(ARMS))], [label for label, _ in ARMS.values()])
-    axes.set(title="at the end: dormant ● and active × queries", xlim=(-0.4, len(ARMS) - 0.3))
+    axes.set(title="at the end, ● dormant, × active", xlim=(-0.4, len(ARMS) - 0.3))
 
 
 def _uniform(context: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,17 +94,43 @@ def readme_commands() -> list[str]:
     return re.findall(r"^\$ python -m (gatedlm\.\S+ .*)$", README.read_text(), re.M)
 
 
+def trains_here(command: str) -> bool:
+    """Several processes are started by a command of their own, not from within the tests' process."""
+    return command.startswith("gatedlm.fit") and "trainer.devices" not in command
+
+
 def test_the_readme_has_commands() -> None:
-    assert len(readme_commands()) >= 5
+    assert len(readme_commands()) >= 9
 
 
-@pytest.mark.parametrize("command", readme_commands())
+@pytest.mark.parametrize("command", filter(trains_here, readme_commands()))
 def test_readme_commands_run(command: str, tmp_path: Path, call: Callable[..., Done]) -> None:
     """Each as it stands but for its length and size; text of one's own is made up."""
     (tmp_path / "notes").mkdir()
-    for number in range(40):
-        (tmp_path / "notes" / f"{number}.md").write_text(f"# Note {number}\n" + "A line of a note. " * (20 + number))
-    _, *words = command.split()
-    done = call(*words, *QUICK)
+    texts = [f"# Note {number}\n" + "A line of a note. " * (20 + number) for number in range(40)]
+    for number, text in enumerate(texts):
+        (tmp_path / "notes" / f"{number}.md").write_text(text)
+    pages = [json.dumps({"body": text, "source": "ab"[len(text) % 2]}) for text in texts]
+    (tmp_path / "pages.jsonl").write_text("\n".join(pages))
+    done = call(*command.split()[1:], *QUICK)
     assert done.status == 0, done.out + done.err
     assert list(tmp_path.glob("runs/*/report.html"))
+
+
+def test_readme_commands_for_two_processes_run(tmp_path: Path) -> None:
+    commands = [command for command in readme_commands() if not trains_here(command)]
+    for command in commands:
+        more = [*QUICK, "trainer.steps=30"] if command.startswith("gatedlm.fit") else []
+        words = [sys.executable, "-m", *command.split(), *more]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+    assert len(commands) == 3
+    assert (tmp_path / "runs" / "two" / "model.safetensors").exists()
+
+
+def test_what_the_readme_links_to_is_there() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", README.read_text())
+    tracked = subprocess.run(["git", "ls-files"], cwd=README.parent, capture_output=True, text=True, check=False).stdout
+    for link in links:
+        assert (README.parent / link).exists(), link
+        assert not tracked or link in tracked.splitlines(), link

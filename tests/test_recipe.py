@@ -36,8 +36,10 @@ name
 optim optim.betas optim.clip optim.eps optim.floor optim.lr optim.schedule optim.warmup optim.weight_decay
 out
 seed
-trainer trainer.accelerator trainer.checkpoint_every trainer.devices trainer.keep trainer.log_every trainer.micro_batch
-trainer.precision trainer.probe_every trainer.profile trainer.steps trainer.strategy trainer.threads
+spikes spikes.merge spikes.rise spikes.sigmas spikes.skip spikes.window
+trainer trainer.accelerator trainer.checkpoint_blocks trainer.checkpoint_every trainer.compile trainer.data_parallel
+trainer.devices trainer.keep trainer.log_every trainer.micro_batch trainer.nodes trainer.nonfinite trainer.precision
+trainer.probe_every trainer.profile trainer.steps trainer.strategy trainer.tensor_parallel trainer.threads
 trainer.val_batches trainer.val_every
 """
 

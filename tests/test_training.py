@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from gatedlm import loss
 from gatedlm.catalogue import choices
 from gatedlm.data.module import LMData
 from gatedlm.model.lm import GatedLM
 from gatedlm.recipe import OptimSpec, Recipe, Run, load
 from gatedlm.training.callbacks import read_metrics
-from gatedlm.training.checkpoint import checkpoints
+from gatedlm.training.checkpoint import manifests
 from gatedlm.training.module import LitLM, learning_rate, parameter_groups
 from gatedlm.training.run import Stopped, train
 
@@ -77,12 +80,12 @@ def test_only_matrices_decay() -> None:
 
 
 def test_a_line_for_each_step_and_probes_where_due(tmp_path: Path) -> None:
-    _, folder = fit([*NANO, "trainer.probe_every=10", "trainer.val_every=5", "trainer.val_batches=2"], tmp_path)
+    _, folder = fit([*NANO, "trainer.probe_every=8", "trainer.val_every=6", "trainer.val_batches=2"], tmp_path)
     lines = read_metrics(folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 21))
     assert [line["tokens"] for line in lines] == [step * 4 * 32 for step in range(1, 21)]
-    assert [line["step"] for line in lines if "probe/f_attn_dormant" in line] == [10, 20]
-    assert [line["step"] for line in lines if "val/loss" in line] == [5, 10, 15, 20]
+    assert [line["step"] for line in lines if "probe/f_attn_dormant" in line] == [8, 16, 20]
+    assert [line["step"] for line in lines if "val/loss" in line] == [6, 12, 18, 20]
     assert lines[0]["optim/lr"] == pytest.approx(0.01 / 4)
 
 
@@ -154,9 +157,13 @@ def test_the_ledger_tells_what_is_true(tmp_path: Path) -> None:
     assert 0 < content["baselines"]["bigram"] < content["baselines"]["unigram"] < math.log(64)
 
 
+def saved_in(folder: Path) -> list[Path]:
+    return list(manifests(folder / "checkpoints"))
+
+
 def by_hand(folder: Path, recipe: Recipe, batches: int) -> float:
     """Validation loss of the newest checkpoint, straight from its tensors."""
-    saved = torch.load(checkpoints(folder / "checkpoints")[-1], weights_only=True)
+    saved = torch.load(saved_in(folder)[-1] / "state", weights_only=True)
     net = GatedLM(recipe.model)
     net.load_state_dict({name.removeprefix("net."): value for name, value in saved["state_dict"].items()})
     data = LMData(recipe.data, recipe.seed)
@@ -185,6 +192,99 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
+def test_the_newest_and_the_best_checkpoints_stay(tmp_path: Path) -> None:
+    """With a rate far too large the loss rises, so that an early checkpoint is the best."""
+    words = [*NANO, "optim.lr=3", "trainer.checkpoint_every=2", "trainer.val_every=2", "trainer.keep=3"]
+    _, folder = fit(words, tmp_path)
+    rated = {line["step"]: line["val/loss"] for line in read_metrics(folder / "metrics.jsonl") if "val/loss" in line}
+    best = min(rated, key=lambda step: rated[step])
+    assert best < 16
+    assert [path.name for path in saved_in(folder)] == [f"step-{step:08}" for step in (best, 16, 18, 20)]
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "no manifest"])
+def test_a_damaged_checkpoint_is_passed_over(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*NANO, "trainer.checkpoint_every=3"]
+    whole = losses(fit(words, tmp_path / "whole")[1])
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        interrupted_at(8, patch)
+        fit(words, tmp_path / "parts")
+    (run,) = runs(words, tmp_path / "parts")
+    newest = saved_in(tmp_path / "parts" / run.recipe.name)[-1]
+    damage_it(newest, harm)
+    train(run, Console())
+    printed = capsys.readouterr().out
+    assert ("step-00000008/state is damaged" in printed) == (harm != "no manifest")
+    assert "going on from" in printed and "step-00000006" in printed.split("going on from")[1]
+    assert losses(newest.parents[1]) == whole
+
+
+def damage_it(checkpoint: Path, harm: str) -> None:
+    state = checkpoint / "state"
+    content = bytearray(state.read_bytes())
+    if harm == "cut":
+        state.write_bytes(content[: len(content) // 2])
+    elif harm == "flipped":
+        content[len(content) // 2] ^= 255
+        state.write_bytes(content)
+    else:
+        (state if harm == "gone" else checkpoint / "manifest.json").unlink()
+
+
+def poisoned_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This step's loss is not a number."""
+    original = loss.next_token
+
+    def next_token(logits: torch.Tensor, targets: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        poisoned_at.calls += 1  # type: ignore[attr-defined]
+        return original(logits, targets, valid) * (math.nan if poisoned_at.calls == step else 1)  # type: ignore[attr-defined]
+
+    poisoned_at.calls = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(loss, "next_token", next_token)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*NANO, "trainer.checkpoint_every=3", "name=x"]
+    with monkeypatch.context() as patch:
+        poisoned_at(8, patch)
+        content, folder = fit(words, tmp_path)
+    assert (content["status"], content["steps"], content["final"]["train/loss"]) == ("diverged", 8, None)
+    assert math.isfinite(content["final"]["val/loss"])  # the step was not applied
+    assert [path.name for path in saved_in(folder)][-1] == "step-00000006"
+    assert json.loads((folder / "nonfinite.json").read_text()) == {"step": 8, "rows": [28, 29, 30, 31]}
+    assert fit(words, tmp_path)[0]["status"] == "diverged"  # the same words do not train it again
+
+
+def test_a_loss_that_is_not_finite_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = losses(fit([*NANO, "trainer.nonfinite=skip", "trainer.log_every=5"], tmp_path / "whole")[1])
+    poisoned_at(8, monkeypatch)
+    content, folder = fit([*NANO, "trainer.nonfinite=skip", "trainer.log_every=5"], tmp_path)
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [5, 8, 10, 15, 20]
+    assert [line["step"] for line in lines if line.get("train/skipped")] == [8]
+    assert content["status"] == "finished"
+    assert losses(folder)[0] == whole[0]
+    assert losses(folder)[-1] != whole[-1]
+
+
+def test_what_is_computed_anew_is_the_same(tmp_path: Path) -> None:
+    plain, anew = (losses(fit([*MIXTURE, *words], tmp_path)[1]) for words in ([], ["trainer.checkpoint_blocks=true"]))
+    assert anew == pytest.approx(plain, abs=1e-5)
+
+
+def test_compiled_blocks_are_the_same_and_can_be_probed(tmp_path: Path) -> None:
+    """In a process of its own, because the shape checks of the tests cannot be compiled."""
+    words = [*NANO, "trainer.steps=3", "trainer.probe_every=2"]
+    given = [*words, f"out={tmp_path}", "trainer.compile=true", "name=compiled"]
+    command = [sys.executable, "-m", "gatedlm.fit", *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(fit(words, tmp_path)[1]), abs=1e-5)
+
+
+@pytest.mark.slow
 def test_gates_that_the_paper_names_train(tmp_path: Path) -> None:
     for gate in choices("gate"):
         content, folder = fit([*NANO, f"gate={gate}", "trainer.steps=2", "model.qk_norm=true"], tmp_path)

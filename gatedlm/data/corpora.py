@@ -53,7 +53,7 @@ def signature(spec: DataSpec) -> str:
     else:
         parts = [spec.text_field, str(spec.domain_field)]
         parts += _hub_name(origin) if origin.kind == "hub" else map(_file_hash, files_of(spec.path))
-    return hashlib.sha256("\0\0".join(parts).encode()).hexdigest()
+    return hashlib.sha256("\0\0".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
 def pieces(text: str, size: int) -> Iterator[str]:
@@ -102,7 +102,7 @@ def files_of(path: str | None) -> list[Path]:
     """The readable files that a file, folder or glob stands for, sorted; hidden ones in folders are passed over."""
     if path is None:
         raise ValueError("data.corpus=files needs data.path=PATH, a file, folder or glob")
-    root = Path(path).expanduser()
+    root = Path(os.path.expanduser(path))
     if root.is_dir():
         inside = (found for found in root.rglob("*") if not re.search(r"(^|/)\.", found.relative_to(root).as_posix()))
         found = [file for file in inside if file.is_file() and file.name.endswith(ENDINGS)]
@@ -147,15 +147,22 @@ def _jsonl(path: Path, spec: DataSpec) -> Iterator[Document]:
             for row, line in enumerate(lines, start=1):
                 if line.strip():
                     found = True
-                    yield _document(json.loads(line.decode("utf-8-sig")), f"{path}, row {row}", spec)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, row {row}: not UTF-8; convert the file with iconv -t utf-8") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, row {row}: not JSON ({error.msg}); mend or delete that line") from error
+                    where = f"{path}, row {row}"
+                    yield _document(_record(line, where), where, spec)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}, after row {row}: the gzip data is cut short or damaged; fetch it again") from error
     if not found:
         raise ValueError(f"{path}: no rows; fill the file or leave it out of data.path")
+
+
+def _record(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8; convert the file with iconv -t utf-8") from error
+    except (ValueError, RecursionError) as error:  # the second for brackets without end
+        why = error.msg if isinstance(error, json.JSONDecodeError) else brief(error)
+        raise ValueError(f"{where}: not JSON ({why}); mend or delete that line") from error
 
 
 def _parquet(path: Path, spec: DataSpec) -> Iterator[Document]:
@@ -183,19 +190,22 @@ def _document(record: Any, where: str, spec: DataSpec) -> Document:
         raise ValueError(f'{where}: not a JSON object; write {{"{spec.text_field}": "..."}} on every line')
     for key, name in (("text_field", spec.text_field), ("domain_field", spec.domain_field)):
         if name is not None and name not in record:
-            raise ValueError(f"{where}: no field {name}, but {', '.join(record)}; choose one with data.{key}=FIELD")
+            raise ValueError(
+                f"{where}: no field {name}, but {', '.join(record) or 'none at all'}; choose one with data.{key}=FIELD"
+            )
     text = record[spec.text_field]
     if not isinstance(text, str | None):
         kind = type(text).__name__
         raise ValueError(
             f"{where}: field {spec.text_field} holds {kind}, not text; choose one with data.text_field=FIELD"
         )
+    domain = "text" if spec.domain_field is None else record[spec.domain_field]
+    document = Document(text or "", "none" if domain is None else str(domain))
     try:
-        (text or "").encode()
+        "".join(document).encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: half a surrogate pair, which UTF-8 cannot hold; delete that row") from error
-    domain = "text" if spec.domain_field is None else record[spec.domain_field]
-    return Document(text or "", "none" if domain is None else str(domain))
+    return document
 
 
 # The Hub ----------------------------------------------------------------------------------------------------------

@@ -79,10 +79,16 @@ class LMData(L.LightningDataModule):
         self.validation = Backcopy(self.vocab, self.spec.context, [1], VALIDATION)
         self.token_bytes = torch.zeros(self.vocab, dtype=torch.long)
 
+    @property
+    def _count(self) -> int | None:
+        return None if self.task else len(self.train)
+
+    def batch_rows(self, step: int) -> np.ndarray:
+        """Which rows of the training split optimizer step ``step``, counted from 1, read over all ranks."""
+        return order.batch_indices(self._count, self.spec.batch, self.seed, step - 1)
+
     def train_dataloader(self) -> DataLoader:
-        rank, world = self._place()
-        count = None if self.task else len(self.train)
-        sampler = order.StepSampler(count, self.spec.batch, self.seed, self._step, rank, world)
+        sampler = order.StepSampler(self._count, self.spec.batch, self.seed, self._step, *self._place())
         return self._loader(self.train, sampler)
 
     def val_dataloader(self) -> DataLoader:

@@ -64,8 +64,6 @@ def prepare(spec: DataSpec, say: Say) -> Prepared:
 
     ValueError, one sentence, for unreadable input and for a corpus too small for its context and holdout.
     """
-    if not 0 < spec.holdout <= 0.5:
-        raise ValueError(f"data.holdout={spec.holdout}: the share kept for validation lies above 0 and at most at 0.5")
     source = signature(spec)
     tokenizer = tokens.load(spec.tokenizer) if spec.tokenizer else _trained(spec, source, say)
     if (needed := tokens.size(tokenizer)) > spec.vocab:
@@ -83,7 +81,7 @@ def cache_root(spec: DataSpec) -> Path:
     """``data.cache``, $GATEDLM_CACHE, $XDG_CACHE_HOME/gatedlm or ~/.cache/gatedlm, the first that is set."""
     own = spec.cache or os.environ.get("GATEDLM_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(own or f"{shared}/gatedlm").expanduser()
+    return Path(os.path.expanduser(own or f"{shared}/gatedlm"))
 
 
 def digest(*parts: object) -> str:

@@ -16,6 +16,7 @@ from gatedlm.data.corpora import brief
 
 END = "<|endoftext|>"
 BYTES = 256
+ASCII = set(map(chr, range(33, 127)))  # bytes that every text has; rarer ones are missing from some known tokenizers
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
@@ -41,7 +42,7 @@ def load(source: str) -> Tokenizer:
 
     ValueError where there is none, where it is damaged, or where it is not a byte-level BPE.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file() and (path.suffix == ".json" or source.count("/") > 1):
         raise ValueError(f"data.tokenizer={source}: no file {path}; give a tokenizer.json, its folder or a Hub name")
@@ -54,6 +55,10 @@ def load(source: str) -> Tokenizer:
     if '"ByteLevel"' not in state or json.loads(state)["model"]["type"] != "BPE":
         raise ValueError(
             f"data.tokenizer={source}: not a byte-level BPE; take one such as gpt2's, or leave the key out"
+        )
+    if lacking := sorted(ASCII - tokenizer.get_vocab().keys()):
+        raise ValueError(
+            f"data.tokenizer={source}: no tokens for {' '.join(lacking)}, which would vanish; take one with all bytes"
         )
     return _ready(_end_first(tokenizer))
 

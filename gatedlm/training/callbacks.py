@@ -15,6 +15,8 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from gatedlm.data.module import LMData
+from gatedlm.probes.spikes import SpikeWatch
 from gatedlm.recipe import Recipe
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -25,14 +27,29 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl, if there is one; a last one that a killed run left half written is dropped."""
     if not file.exists():
         return []
-    text = file.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    text = file.read_text(errors="replace")
+    return [_line(line, f"{file}, line {number}") for number, line in enumerate(text.split("\n")[:-1], 1)]
+
+
+def _line(text: str, where: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        line = None
+    if not isinstance(line, dict) or not {"step", "train/loss", "seconds"} <= line.keys():
+        raise ValueError(f"{where}: not the figures of a step, delete that line")
+    return line
 
 
 def as_json(value: Any) -> Any:
     """A number, or None for one that JSON has no word for."""
     value = value if value is None or isinstance(value, int) else float(value)
     return value if value is None or math.isfinite(value) else None
+
+
+def as_float(value: float | None) -> float:
+    """The number that ``as_json`` wrote, not a number where it had no word."""
+    return math.nan if value is None else value
 
 
 class Recorder(Callback):
@@ -44,6 +61,7 @@ class Recorder(Callback):
 
     def __init__(self, file: Path, recipe: Recipe, measure: Callable[[int], dict[str, Any]]) -> None:
         self.file, self.measure, self.log_every = file, measure, recipe.trainer.log_every
+        self.watch = SpikeWatch(recipe.spikes)
         self.tokens = recipe.data.batch * recipe.data.context
         self.latest: dict[str, Any] = {}
         self._earlier = self._began = self._resumed = self._busy = 0.0
@@ -57,6 +75,8 @@ class Recorder(Callback):
         kept = [line for line in read_metrics(self.file) if line["step"] <= trainer.global_step]
         if trainer.is_global_zero:
             self.file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        for line in kept:
+            self.watch.see(line["step"], as_float(line["train/loss"]))
         self._earlier = kept[-1]["seconds"] if kept else 0.0
         self._began, self._written = time.perf_counter(), trainer.global_step
         self._resumed = self._began
@@ -67,14 +87,18 @@ class Recorder(Callback):
         self._busy += time.perf_counter() - self._resumed
         step = trainer.global_step
         figures, last = self.measure(step), step == trainer.max_steps
-        if step % self.log_every == 0 or last:
+        if step % self.log_every == 0 or last or "train/skipped" in outputs:
             speed = (step - self._written) * self.tokens / self._busy
             figures = {**outputs, **figures, "tokens": step * self.tokens, "tokens_per_second": speed}
             self.latest = {key: as_json(value) for key, value in {"step": step, **figures}.items()}
-            self.latest["seconds"] = self.seconds
+            self.latest |= self._spike(step) | {"seconds": self.seconds}
             self._busy, self._written = 0.0, step
             self._write(trainer)
         self._resumed = time.perf_counter()
+
+    def _spike(self, step: int) -> dict[str, float | None]:
+        rise = self.watch.see(step, as_float(self.latest["train/loss"]))
+        return {"train/spike": as_json(rise)} if rise else {}
 
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero:
@@ -101,6 +125,9 @@ class Display(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         pause = SECONDS_BETWEEN_FRAMES if self._progress else SECONDS_BETWEEN_LINES
         now, last = time.perf_counter(), trainer.global_step == trainer.max_steps
+        if trainer.is_global_zero and self._is_new_spike(trainer.global_step):
+            rise = as_float(self.recorder.latest["train/spike"])
+            self.console.print(f"spike at step {trainer.global_step}: the loss is {rise:.2f} nats above its trend")
         quiet = now - self._shown < pause and not last
         if not trainer.is_global_zero or not self.recorder.latest or quiet:
             return
@@ -109,6 +136,10 @@ class Display(Callback):
             self._progress.update(self._task, completed=trainer.global_step, description=text)
         else:
             self.console.print(f"step {trainer.global_step}/{trainer.max_steps}  {text}", soft_wrap=True)
+
+    def _is_new_spike(self, step: int) -> bool:
+        line = self.recorder.latest
+        return "train/spike" in line and line["step"] == step
 
     def _text(self, trainer: L.Trainer) -> str:
         line = self.recorder.latest
@@ -129,6 +160,26 @@ class Display(Callback):
     def _close(self) -> None:
         if self._progress:
             self._progress.stop()
+
+
+class Guard(Callback):
+    """Where a loss or gradient was not finite, ends the run or, with nonfinite=skip, lets it go on without that step.
+
+    The step is not applied in either case. Ending leaves nonfinite.json with the rows of the batch; ``step`` is where.
+    """
+
+    def __init__(self, file: Path, data: LMData, policy: str) -> None:
+        self.file, self.data, self.policy = file, data, policy
+        self.step: int | None = None
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if "train/skipped" in outputs and self.policy == "stop":
+            self.step, trainer.should_stop = trainer.global_step, True
+            if trainer.is_global_zero:
+                found = {"step": self.step, "rows": self.data.batch_rows(self.step).tolist()}
+                self.file.write_text(json.dumps(found) + "\n")
 
 
 class Profile(Callback):

@@ -1,9 +1,15 @@
-"""When a run is saved, what counts as saved, and which save a run goes on from."""
+"""When a run is saved, what counts as saved, and which save a run goes on from.
+
+A checkpoint is a folder ``step-N`` with ``state``, a file or the shards of several ranks, and ``manifest.json``,
+written last: the step, its validation loss, and each file's size and checksum.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+import zlib
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,29 +19,54 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint
 
+from gatedlm.training.callbacks import Recorder
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+WHOLE, ENDS = 2**30, 2**20  # files up to 1 GiB are checked whole, of larger ones the first and last MiB
 
 
-def complete(path: Path) -> bool:
-    """A single file is written atomically; a sharded folder is whole once ``meta.pt``, its last file, is there."""
-    return path.is_file() or (path / "meta.pt").is_file()
+def manifests(folder: Path) -> dict[Path, dict[str, Any]]:
+    """{checkpoint: manifest} of the complete checkpoints of a run, oldest first."""
+    found = {}
+    for file in sorted(folder.glob("step-*/manifest.json")):
+        try:
+            found[file.parent] = json.loads(file.read_text())
+        except ValueError:
+            found[file.parent] = {"files": {"manifest.json": None}}
+    return found
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step-*.ckpt") if complete(path))
+def damage(checkpoint: Path, manifest: dict[str, Any]) -> str | None:
+    """The first file of a checkpoint that is not what its manifest says, or None if all are."""
+    for name, mark in manifest["files"].items():
+        if not (checkpoint / name).is_file() or _mark(checkpoint / name) != mark:
+            return name
+    return None
+
+
+def _mark(file: Path) -> list[int]:
+    """[size, CRC-32] of a file."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        if size <= WHOLE:
+            return [size, zlib.crc32(content.read())]
+        head = content.read(ENDS)
+        content.seek(-ENDS, 2)
+        return [size, zlib.crc32(content.read(), zlib.crc32(head))]
 
 
 class Checkpoints(Checkpoint):
-    """Saves every ``every`` steps, at the end, and when asked to stop; keeps the ``keep`` newest.
+    """Saves every ``every`` steps, at the end, and when asked to stop; keeps the ``keep`` newest and the best one.
+
+    The best is the one of least val/loss, of those that a validation at the same step rated.
 
     SIGINT, SIGTERM and SIGUSR1 raise a flag that all ranks agree on at the next step boundary: Lightning's own handler
     broadcasts inside the handler and hangs with several processes. A second signal acts at once. ``stopped_by`` is the
-    signal that ended the run, or None.
+    signal that ended the run, or None. OSError where a save fails; the checkpoints before it stay.
     """
 
-    def __init__(self, folder: Path, every: int, keep: int) -> None:
-        self.folder, self.every, self.keep = folder, every, keep
+    def __init__(self, folder: Path, every: int, keep: int, recorder: Recorder) -> None:
+        self.folder, self.every, self.keep, self.recorder = folder, every, keep, recorder
         self.stopped_by: int | None = None
         self._asked = 0
         self._before: dict[int, Any] = {}
@@ -57,7 +88,8 @@ class Checkpoints(Checkpoint):
             self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._save(trainer)
+        if trainer.global_step == trainer.max_steps:
+            self._save(trainer)
         self._restore_handlers()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -79,10 +111,30 @@ class Checkpoints(Checkpoint):
         return int(asked)
 
     def _save(self, trainer: L.Trainer) -> None:
-        path = self.folder / f"step-{trainer.global_step:08d}.ckpt"
-        if complete(path):
+        path = self.folder / f"step-{trainer.global_step:08d}"
+        if (path / "manifest.json").exists():
             return
-        trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            for old in checkpoints(self.folder)[: -self.keep]:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            shutil.rmtree(path, ignore_errors=True)
+        trainer.strategy.barrier()
+        trainer.save_checkpoint(path / "state")
+        trainer.strategy.barrier()
+        if trainer.is_global_zero:
+            self._seal(path, trainer.global_step)
+            self._prune()
+
+    def _seal(self, path: Path, step: int) -> None:
+        files = {str(file.relative_to(path)): _mark(file) for file in sorted(path.rglob("*")) if file.is_file()}
+        manifest = {"step": step, "val/loss": self.recorder.latest.get("val/loss"), "files": files}
+        draft = path / "manifest.json.part"
+        draft.write_text(json.dumps(manifest, indent=1))
+        draft.replace(path / "manifest.json")
+
+    def _prune(self) -> None:
+        saved = manifests(self.folder)
+        rated = [path for path in saved if saved[path].get("val/loss") is not None]
+        best = min(rated, key=lambda path: saved[path]["val/loss"], default=None)
+        for path in [*saved][: -self.keep]:
+            if path != best:
+                (path / "manifest.json").unlink()  # first, so that half a folder never looks complete
+                shutil.rmtree(path)

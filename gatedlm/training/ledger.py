@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gatedlm.data.module import LMData
+from gatedlm.probes.spikes import Spikes
 from gatedlm.recipe import Run
 from gatedlm.training.measure import Probed
 
@@ -20,7 +21,7 @@ LIBRARIES = ("gatedlm", "torch", "lightning", "datasets", "tokenizers", "omegaco
 
 
 def ledger(
-    run: Run, data: LMData, line: dict[str, Any], validation: dict[str, float], probed: Probed
+    run: Run, data: LMData, line: dict[str, Any], validation: dict[str, float], probed: Probed, spikes: Spikes
 ) -> dict[str, Any]:
     """The ledger of a run that ended with metrics ``line``: finished, or diverged where a loss is not finite."""
     recipe = run.recipe
@@ -45,6 +46,8 @@ def ledger(
         "final": final,
         "by_layer": probed.by_layer,
         "scores": probed.trained.as_dict()["scores"],
+        "spikes": spikes.points,
+        "spike_events": [event._asdict() for event in spikes.events],
     }
     return _plain(content)
 
@@ -52,7 +55,15 @@ def ledger(
 def read_ledger(folder: Path) -> dict[str, Any] | None:
     """The ledger of a run's folder, or None if the run has not come to an end."""
     file = folder / "ledger.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        content = json.loads(file.read_text())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ValueError(f"{file}: not a ledger, remove the file to train the run again")
+    return content
 
 
 def write_ledger(folder: Path, content: dict[str, Any]) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from operator import add
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gatedlm import loss
 from gatedlm.data.module import LMData
 from gatedlm.data.packing import END_OF_TEXT
 from gatedlm.data.synthetic import active, dormant
+from gatedlm.model.lm import GatedLM
 from gatedlm.probes import Summary, attention_map, f_attn_where, first_token_attention, summarise, tracing
 from gatedlm.training.module import LitLM
+from gatedlm.training.strategy import eager
 
 PROBE_ROWS = 16
 PROBE_BATCH = 4
@@ -23,8 +29,9 @@ MAPPED_LAYERS = 3
 
 
 @torch.no_grad()
-def validate(lit: LitLM, batches: Iterable[Tensor]) -> dict[str, float]:
+def validate(lit: LitLM, data: LMData) -> dict[str, float]:
     """val/loss in nats per token and, where tokens stand for bytes of text, val/bits_per_byte; over all ranks."""
+    batches = islice(data.val_dataloader(), lit.recipe.trainer.val_batches or None)
     sums = torch.zeros(3, dtype=torch.float64, device=lit.device)
     lit.eval()
     for number, rows in enumerate(batches):
@@ -67,28 +74,73 @@ class Probed:
         return own | {name: packed[name] for name in sinks} | {f"{name}_fixed_first": fixed[name] for name in sinks}
 
 
-def probe(lit: LitLM, data: LMData) -> Probed:
-    """Probe the first validation rows; all ranks see the same ones, so that sharded networks pass together."""
+def probe(net: GatedLM, data: LMData, rank: int = 0, world: int = 1) -> Probed:
+    """Probe the first validation rows, spread over the ranks and merged: sums by rows, M-Act by maximum."""
     inputs, _ = loss.shift(data.packed_rows(PROBE_ROWS))
-    packed = summarise(lit.net, inputs, PROBE_BATCH)
-    fixed = summarise(lit.net, inputs, PROBE_BATCH, first=END_OF_TEXT)
-    trained = fixed if lit.recipe.data.fixed_first else packed
-    return Probed(packed, fixed, trained, _queries(lit, inputs) if data.task else {})
+    with eager(net):
+        packed, fixed = (_over_ranks(net, inputs, first, rank, world) for first in (None, END_OF_TEXT))
+        queries = _queries(net, inputs) if data.task else {}
+    return Probed(packed, fixed, fixed if data.spec.fixed_first else packed, queries)
+
+
+def _over_ranks(net: GatedLM, inputs: Tensor, first: int | None, rank: int, world: int) -> Summary:
+    """A summary of all rows. Where they do not divide among the ranks, each sees all: sharded ranks must pass alike."""
+    if world == 1 or len(inputs) % world:
+        return summarise(net, inputs, PROBE_BATCH, first)
+    parts: list[Any] = [None] * world
+    dist.all_gather_object(parts, summarise(net, inputs.chunk(world)[rank], PROBE_BATCH, first))
+    return reduce(add, parts)
 
 
 @torch.no_grad()
-def _queries(lit: LitLM, inputs: Tensor) -> dict[str, float]:
-    with tracing(lit.net) as trace:
-        lit.net(inputs.to(lit.device))
+def _queries(net: GatedLM, inputs: Tensor) -> dict[str, float]:
+    with tracing(net) as trace:
+        net(inputs.to(net.embed.weight.device))
     first = torch.stack([first_token_attention(layer.q, layer.k) for layer in trace]).mean(0).cpu()
     kinds = {"dormant": dormant(inputs), "active": active(inputs)}
     return {f"f_attn_{kind}": float(f_attn_where(first, where)) for kind, where in kinds.items()}
 
 
 @torch.no_grad()
-def attention_maps(lit: LitLM, row: Tensor) -> dict[int, Tensor]:
+def attention_maps(net: GatedLM, row: Tensor) -> dict[int, Tensor]:
     """Attention maps (H, T, T) of the first, middle and last layers on one row of at most 64 tokens."""
-    with tracing(lit.net) as trace:
-        lit.net(row[None].to(lit.device))
+    row = row.to(net.embed.weight.device)
+    with eager(net), tracing(net) as trace:
+        net(row[None])
     layers = sorted({round(i) for i in torch.linspace(0, len(trace) - 1, MAPPED_LAYERS).tolist()})
-    return {layer: attention_map(trace[layer], torch.arange(len(row)).to(lit.device))[0].cpu() for layer in layers}
+    return {layer: attention_map(trace[layer], torch.arange(len(row), device=row.device))[0].cpu() for layer in layers}
+
+
+class Measurements:
+    """Validates and probes a run where due and at its last step; ``validation`` and ``probed`` are the latest."""
+
+    validation: dict[str, float]
+    probed: Probed
+
+    def __init__(self, lit: LitLM, data: LMData) -> None:
+        self.lit, self.data = lit, data
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        """Figures for the line of ``step``."""
+        spec, figures = self.lit.recipe.trainer, {}
+        if step == spec.steps or (spec.val_every and step % spec.val_every == 0):
+            figures |= self._validate()
+        if step == spec.steps or (spec.probe_every and step % spec.probe_every == 0):
+            figures |= {f"probe/{name}": value for name, value in self._probe().figures.items()}
+        return figures
+
+    def renew(self) -> None:
+        """Measure the network as it stands, whatever was due."""
+        self._validate()
+        self._probe()
+
+    def _validate(self) -> dict[str, float]:
+        with self.lit.trainer.precision_plugin.forward_context():
+            self.validation = validate(self.lit, self.data)
+        return self.validation
+
+    def _probe(self) -> Probed:
+        trainer = self.lit.trainer
+        with trainer.precision_plugin.forward_context():
+            self.probed = probe(self.lit.net, self.data, trainer.global_rank, trainer.world_size)
+        return self.probed

@@ -19,7 +19,7 @@ from gatedlm import loss
 from gatedlm.data.packing import END_OF_TEXT, document_ids
 from gatedlm.model.lm import GatedLM, Output, initialise
 from gatedlm.recipe import OptimSpec, Recipe
-from gatedlm.training.strategy import shard
+from gatedlm.training.strategy import distribute
 
 
 def learning_rate(step: int, optim: OptimSpec, steps: int) -> float:
@@ -60,7 +60,7 @@ class LitLM(L.LightningModule):
     def configure_model(self) -> None:
         if not self.net.embed.weight.is_meta:
             return
-        shard(self.net, self.trainer.strategy, self.recipe.trainer)
+        distribute(self.net, self.trainer.strategy, self.recipe.trainer)
         self.net.to_empty(device=self.trainer.strategy.root_device)
         initialise(self.net, self.recipe.seed)
 
@@ -81,14 +81,20 @@ class LitLM(L.LightningModule):
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert isinstance(optimizer, LightningOptimizer) and isinstance(schedule, LambdaLR)
         rate = schedule.get_last_lr()[0]
+        # Nothing here draws random numbers; a module that does meets the same ones after an interruption.
+        torch.manual_seed(hash((self.recipe.seed, self.trainer.global_step, self.trainer.global_rank)))
         micro = rows.split(self.recipe.trainer.micro_batch or len(rows))
         sums = self._accumulate(micro)
-        norm = clip_grad_norm_(self.parameters(), self.recipe.optim.clip or math.inf)
+        norm = full(clip_grad_norm_(self.parameters(), self.recipe.optim.clip or math.inf))
+        finite = bool(torch.isfinite(norm + torch.stack(list(sums.values())).sum()))
+        if not finite:
+            optimizer.zero_grad(set_to_none=True)  # AdamW passes over parameters without a gradient
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
         figures = {"train/loss" if name == "next_token" else f"train/{name}": term for name, term in sums.items()}
-        return {**figures, "optim/lr": torch.tensor(rate), "optim/grad_norm": full(norm)}
+        skipped = {} if finite else {"train/skipped": torch.tensor(1.0)}
+        return {**figures, **skipped, "optim/lr": torch.tensor(rate), "optim/grad_norm": norm}
 
     def _accumulate(self, micro: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """Gradients of the global batch's loss, and its terms summed over ranks."""

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import logging
 import warnings
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
+from torch.distributed.checkpoint.api import CheckpointException
 
 from gatedlm.data.module import LMData
-from gatedlm.data.packing import END_OF_TEXT
-from gatedlm.recipe import Recipe, Run, changed, from_yaml, to_yaml
-from gatedlm.report import write_report
-from gatedlm.training.callbacks import Display, Profile, Recorder, read_metrics
-from gatedlm.training.checkpoint import Checkpoints, checkpoints
-from gatedlm.training.ledger import ledger, read_ledger, write_ledger
-from gatedlm.training.measure import MAP_TOKENS, attention_maps, probe, validate
-from gatedlm.training.module import LitLM
-from gatedlm.training.sampling import sample
-from gatedlm.training.strategy import placement
-
-SAMPLE_TOKENS = 96
-ELSEWHERE = ("name", "out", "data.cache", "data.workers")
+from gatedlm.recipe import Recipe, Run
+from gatedlm.training.callbacks import Display, Guard, Profile, Recorder
+from gatedlm.training.checkpoint import Checkpoints
+from gatedlm.training.closing import Closing
+from gatedlm.training.measure import Measurements
+from gatedlm.training.module import LitLM, parameter_groups
+from gatedlm.training.resume import begin, checkpoint, discard, finished
+from gatedlm.training.strategy import in_words, placement
 
 
 class Stopped(Exception):
     """Signal ``number`` ended the run at a step boundary; all is saved and the same command goes on."""
 
     def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped after step {step}, all is saved: the same command goes on from there")
+        super().__init__(f"stopped after step {step}, all is saved, the same command goes on from there")
         self.number = number
 
 
@@ -44,65 +40,65 @@ def train(run: Run, console: Console) -> dict[str, Any]:
     or an earlier run under the same name cannot give; Stopped after a signal.
     """
     recipe, folder = run.recipe, Path(run.recipe.out) / run.recipe.name
-    done, differences = read_ledger(folder), _differences(folder, recipe)
-    if done and not differences:
-        console.print(f"{folder} is finished; for another run change a word or give it a name=")
-        return done
-    saved = checkpoints(folder / "checkpoints")
-    if saved:
-        _announce(folder, differences, saved[-1], console)
-    _prepare_process(recipe)
-    data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
-    data.setup()
-    _open(folder, recipe)
-    keeper = Checkpoints(folder / "checkpoints", recipe.trainer.checkpoint_every, recipe.trainer.keep)
-    recorder = Recorder(folder / "metrics.jsonl", recipe, lambda step: _measure(step, lit, data))
-    closing = Closing(run, folder, data, recorder)
-    watchers = [recorder, Display(console, recorder), *([Profile(console)] if recipe.trainer.profile else [])]
-    trainer = _trainer(recipe, [*watchers, closing, keeper])
-    trainer.fit(lit, data, ckpt_path=saved[-1] if saved else None, weights_only=True)
-    if keeper.stopped_by:
-        raise Stopped(keeper.stopped_by, trainer.global_step)
-    return closing.content
-
-
-def _differences(folder: Path, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """What the recipe changes of the one that the folder was begun with; where a folder lies is no change."""
-    file = folder / "recipe.yaml"
-    found = changed(from_yaml(file.read_text()), recipe) if file.exists() else {}
-    return {key: values for key, values in found.items() if key not in ELSEWHERE}
-
-
-def _announce(folder: Path, differences: dict[str, tuple[Any, Any]], checkpoint: Path, console: Console) -> None:
-    for key, (before, now) in differences.items():
-        if key.startswith(("model.", "data.", "seed")):
-            raise ValueError(f"{folder} was begun with {key}={before}, not {now}: give this run another name=")
-        console.print(f"{key}: {before} until now, {now} from here on")
-    console.print(f"going on from {checkpoint}")
-
-
-def _open(folder: Path, recipe: Recipe) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "ledger.json").unlink(missing_ok=True)
-        (folder / "recipe.yaml").write_text(to_yaml(recipe))
-    except OSError as error:
-        raise ValueError(
-            f"{folder}: cannot write there ({error.strerror}), choose another place by out=FOLDER"
-        ) from None
-
-
-def _prepare_process(recipe: Recipe) -> None:
-    # Lightning's notes on hardware and its own defaults are no news to who gave a recipe.
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"lightning\.")
+    ledger = finished(folder, recipe)
+    if ledger:
+        console.print(f"{folder} is {ledger['status']}; for another run change a word or give it a name=")
+        return ledger
+    saved = checkpoint(folder, recipe, console)
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        begin(folder, recipe)
+        discard(folder)
+    _quiet()
     if recipe.trainer.threads:
         torch.set_num_threads(recipe.trainer.threads)
+    data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
+    data.setup()
+    return _fit(run, folder, data, lit, saved, console)
 
 
-def _trainer(recipe: Recipe, callbacks: list[Callback]) -> L.Trainer:
+def _fit(run: Run, folder: Path, data: LMData, lit: LitLM, saved: Path | None, console: Console) -> dict[str, Any]:
+    spec, sharded = run.recipe.trainer, saved is not None and (saved / "state").is_dir()
+    measure = Measurements(lit, data)
+    recorder = Recorder(folder / "metrics.jsonl", run.recipe, measure)
+    guard = Guard(folder / "nonfinite.json", data, spec.nonfinite)
+    closing = Closing(run, folder, data, recorder, guard, measure)
+    keeper = Checkpoints(folder / "checkpoints", spec.checkpoint_every, spec.keep, recorder)
+    profile = [Profile(console)] if spec.profile else []
+    trainer = _trainer(run.recipe, sharded, [recorder, guard, Display(console, recorder), *profile, closing, keeper])
+    for line in (run.recipe.name, in_words(spec, sharded), *_groups(lit)):
+        console.print(line, soft_wrap=True, highlight=False)
+    try:
+        trainer.fit(lit, data, ckpt_path=saved / "state" if saved else None, weights_only=True)
+    except (OSError, CheckpointException) as error:
+        step = trainer.global_step
+        raise ValueError(
+            f"{folder}: step {step} could not be saved ({error}), the checkpoints before it stay"
+        ) from None
+    if keeper.stopped_by:
+        raise Stopped(keeper.stopped_by, trainer.global_step)
+    assert closing.ledger
+    return closing.ledger
+
+
+def _quiet() -> None:
+    """Lightning's notes on hardware and its own defaults are no news to who gave a recipe."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+
+
+def _groups(lit: LitLM) -> list[str]:
+    total, active, gate = lit.recipe.model.parameters()
+    optim = lit.recipe.optim
+    matrices, others = (len(group["params"]) for group in parameter_groups(lit.net, optim.weight_decay))
+    return [
+        f"{total:,} parameters, {active:,} active, {gate:,} in gates",
+        f"AdamW: {matrices} matrices decay by {optim.weight_decay}, {others} norms and tables do not",
+    ]
+
+
+def _trainer(recipe: Recipe, sharded: bool, callbacks: list[Callback]) -> L.Trainer:
     return L.Trainer(
-        **placement(recipe.trainer),
+        **placement(recipe.trainer, sharded),
         max_steps=recipe.trainer.steps,
         max_epochs=-1,
         callbacks=callbacks,
@@ -113,56 +109,3 @@ def _trainer(recipe: Recipe, callbacks: list[Callback]) -> L.Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-
-
-def _measure(step: int, lit: LitLM, data: LMData) -> dict[str, Any]:
-    """The figures due after ``step``: a validation, a probe, both or neither."""
-    spec, figures = lit.recipe.trainer, {}
-    with lit.trainer.precision_plugin.forward_context():
-        if spec.val_every and step % spec.val_every == 0:
-            figures |= _validate(lit, data)
-        if spec.probe_every and step % spec.probe_every == 0:
-            figures |= {f"probe/{name}": value for name, value in probe(lit, data).figures.items()}
-    return figures
-
-
-def _validate(lit: LitLM, data: LMData) -> dict[str, float]:
-    return validate(lit, islice(data.val_dataloader(), lit.recipe.trainer.val_batches or None))
-
-
-class Closing(Callback):
-    """Measures a run at its end and writes ledger.json, tokenizer.json and report.html; ``content`` is the ledger."""
-
-    def __init__(self, run: Run, folder: Path, data: LMData, recorder: Recorder) -> None:
-        self.run, self.folder, self.data, self.recorder = run, folder, data, recorder
-        self.content: dict[str, Any] = {}
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LitLM)
-        if trainer.global_step < trainer.max_steps:
-            return
-        with trainer.precision_plugin.forward_context():
-            validation, probed = _validate(pl_module, self.data), probe(pl_module, self.data)
-            row = self.data.val_rows(1)[0, :MAP_TOKENS]
-            maps, text = attention_maps(pl_module, row), self._sample(pl_module)
-        self.content = ledger(self.run, self.data, self.recorder.latest, validation, probed)
-        if trainer.is_global_zero:
-            self._write(maps, row.tolist(), text)
-
-    def _sample(self, lit: LitLM) -> str | None:
-        if not self.data.tokenizer:
-            return None
-        start = torch.tensor([END_OF_TEXT], device=lit.device)
-        tokens = sample(lit.net, start, SAMPLE_TOKENS, self.run.recipe.data.context, temperature=0.8, seed=0)
-        return self.data.tokenizer.decode(tokens.tolist())
-
-    def _write(self, maps: dict[int, torch.Tensor], row: list[int], text: str | None) -> None:
-        names = [self._spell(token) for token in row]
-        if self.data.tokenizer:
-            self.data.tokenizer.save(str(self.folder / "tokenizer.json"))
-        write_ledger(self.folder, self.content)
-        write_report(self.folder, self.content, read_metrics(self.recorder.file), maps, names, text)
-
-    def _spell(self, token: int) -> str:
-        tokenizer = self.data.tokenizer
-        return tokenizer.decode([token], skip_special_tokens=False) if tokenizer else str(token)

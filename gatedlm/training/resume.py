@@ -1,0 +1,75 @@
+"""What a run's folder holds already, and what that means for a recipe that is given again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gatedlm.recipe import Recipe, changed, from_yaml, to_yaml
+from gatedlm.training.checkpoint import damage, manifests
+from gatedlm.training.ledger import read_ledger
+
+ELSEWHERE = ("name", "out", "data.cache", "data.workers")  # where things lie is no change of a run
+FIXED = ("model.", "data.", "seed")
+
+
+def finished(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """The ledger of a run that has ended and that the recipe does not prolong.
+
+    Raises ValueError where the folder was begun with another model, other data or another seed.
+    """
+    ledger, differences = read_ledger(folder), _differences(folder, recipe)
+    begun = ledger or manifests(folder / "checkpoints")
+    for key, (before, now) in differences.items():
+        if begun and key.startswith(FIXED):
+            raise ValueError(f"{folder} was begun with {key}={before}, not {now}: give this run another name=")
+    over = ledger and (not differences or ledger["steps"] >= recipe.trainer.steps)
+    return ledger if over else None
+
+
+def checkpoint(folder: Path, recipe: Recipe, console: Console) -> Path | None:
+    """The newest undamaged checkpoint to go on from, or None; changes and damage are said."""
+    saved = manifests(folder / "checkpoints")
+    for path in reversed([path for path, manifest in saved.items() if manifest.get("step", 0) < recipe.trainer.steps]):
+        broken = damage(path, saved[path])
+        if broken:
+            console.print(f"warning: {path / broken} is damaged, using the checkpoint before it", soft_wrap=True)
+            continue
+        for key, (before, now) in _differences(folder, recipe).items():
+            console.print(f"{key}: {before} until now, {now} from here on", soft_wrap=True)
+        console.print(f"going on from {path}", soft_wrap=True)
+        return path
+    return None
+
+
+def begin(folder: Path, recipe: Recipe) -> None:
+    """Make the folder, its recipe.yaml the recipe; ValueError where that can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "ledger.json").unlink(missing_ok=True)
+        draft = folder / f"recipe.yaml.{os.getpid()}"
+        draft.write_text(to_yaml(recipe))
+        draft.replace(folder / "recipe.yaml")
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot write there ({error.strerror}), give another place by out=FOLDER") from None
+
+
+def discard(folder: Path) -> None:
+    """Remove damaged and half-written checkpoints, so that no newer name stands in the way of a run that goes on."""
+    saved = manifests(folder / "checkpoints")
+    for path in (folder / "checkpoints").glob("step-*"):
+        if path not in saved or damage(path, saved[path]):
+            shutil.rmtree(path)
+
+
+def _differences(folder: Path, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+    file = folder / "recipe.yaml"
+    try:
+        found = changed(from_yaml(file.read_text()), recipe) if file.exists() else {}
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file}: {error}: give this run another name= or remove {folder}") from None
+    return {key: values for key, values in found.items() if key not in ELSEWHERE}
