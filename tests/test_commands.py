@@ -54,8 +54,8 @@ def test_usage_names_every_recipe_and_word(call: Callable[..., Done]) -> None:
 def test_a_sweep_ends_with_a_table(tmp_path: Path, call: Callable[..., Done]) -> None:
     done = call("recipe=sink", "gate=none,sdpa-headwise", "data.context=32", *QUICK)
     assert done.status == 0, done.err
-    table = done.out[done.out.rindex("2 of 2") :]
-    assert "gate=none" in table and "gate=sdpa-headwise" in table and "val/loss" in table
+    table = done.out[done.out.rindex("dormant") :]
+    assert "gate=none" in table and "gate=sdpa-headwise" in table
     ledgers = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/ledger.json")]
     assert sorted(bool(ledger["params"]["gate"]) for ledger in ledgers) == [False, True]
 
@@ -103,7 +103,7 @@ def test_the_readme_has_commands() -> None:
     assert len(readme_commands()) >= 9
 
 
-@pytest.mark.parametrize("command", filter(trains_here, readme_commands()))
+@pytest.mark.parametrize("command", [c for c in readme_commands() if trains_here(c)])
 def test_readme_commands_run(command: str, tmp_path: Path, call: Callable[..., Done]) -> None:
     """Each as it stands but for its length and size; text of one's own is made up."""
     (tmp_path / "notes").mkdir()
