@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +41,15 @@ def recipes() -> list[Entry]:
 
 
 def usage() -> str:
-    """How a run is asked for, the words there are, and the ready recipes."""
+    """How a run is asked for, the words there are, and the ready recipes, as wide as the terminal: 60 to 100."""
     groups = [_hanging(f"  {group + '=':<9}", ", ".join(choices(group))) for group in GROUPS]
     ready = [_hanging(f"  {e.name:<17}", f"{e.shows} ({e.runs_on}, {e.takes})") for e in recipes()]
+    words = "a,b trains one run for each, a+b puts gates together, recipe=path/to/file.yaml takes your own file"
     return "\n".join(
         (
-            "usage: python -m gatedlm.fit recipe=NAME [group=NAME ...] [key=value ...]",
+            _hanging("usage: ", "python -m gatedlm.fit recipe=NAME [group=NAME ...] [key=value ...]"),
             "",
-            "a,b trains one run for each, a+b puts gates together, recipe=path/to/file.yaml takes your own file",
+            _hanging("", words),
             "",
             "recipes",
             *ready,
@@ -55,7 +57,7 @@ def usage() -> str:
             "groups",
             *groups,
             "",
-            "for example: python -m gatedlm.fit recipe=quickstart gate=none,sdpa-headwise optim.lr=1e-2,3e-2",
+            _hanging("for example: ", "python -m gatedlm.fit recipe=sink gate=none,sdpa-headwise seed=0,1"),
         )
     )
 
@@ -65,4 +67,6 @@ def _about(path: Path) -> dict[str, str]:
 
 
 def _hanging(label: str, text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)
+    width, indent = min(max(shutil.get_terminal_size().columns, 60), 100), " " * len(label)
+    wrapper = textwrap.TextWrapper(width, label, indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)

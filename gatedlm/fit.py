@@ -44,7 +44,7 @@ def _fit(words: list[str]) -> None:
 
     runs = load(words)
     if len(runs) == 1:
-        _one(runs[0])
+        _alone(runs[0])
     else:
         _sweep(runs)
 
@@ -55,13 +55,24 @@ def _console() -> Console:
     return Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
 
 
+def _alone(run: Run) -> None:
+    from gatedlm.training.tables import run_table
+
+    ledger = _one(run)
+    _console().print(run_table(ledger))
+    _point(run)
+
+
+def _point(run: Run) -> None:
+    _console().print(f"report: {Path(run.recipe.out, run.recipe.name, 'report.html')}", soft_wrap=True)
+
+
 def _one(run: Run) -> dict[str, Any]:
     from gatedlm.training.run import Stopped, train
-    from gatedlm.training.tables import run_table
 
     console = _console()
     try:
-        ledger = train(run, console)
+        return train(run, console)
     except Stopped as stopped:
         console.print(f"{stopped}: python -m gatedlm.fit {shlex.join(sys.argv[1:])}", soft_wrap=True)
         raise SystemExit(128 + stopped.number) from None
@@ -73,9 +84,6 @@ def _one(run: Run) -> dict[str, Any]:
             f"{size:,} parameters, data.batch={data.batch} and data.context={data.context} need more memory than there "
             "is: lower the model's sizes, trainer.micro_batch or data.context"
         ) from None
-    console.print(run_table(ledger))
-    console.print(f"report: {Path(run.recipe.out, run.recipe.name, 'report.html')}", soft_wrap=True)
-    return ledger
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -94,7 +102,11 @@ def _sweep(runs: list[Run]) -> None:
     for number, run in enumerate(runs, 1):
         console.rule(f"{number} of {len(runs)}: {run.label}")
         try:
-            ledgers[run.label] = _one(run) if run.recipe.trainer.devices == 1 else _apart(run)
+            if run.recipe.trainer.devices == 1:
+                ledgers[run.label] = _one(run)
+                _point(run)
+            else:
+                ledgers[run.label] = _apart(run)
         except (ValueError, OSError) as error:
             _say(error)
     console.print(comparison(ledgers))

@@ -19,13 +19,14 @@ from gatedlm.model.gate import GateSpec
 from gatedlm.model.lm import GatedLM, ModelSpec, initialise
 from gatedlm.probes import summarise
 from gatedlm.recipe import DataSpec, Recipe, TrainerSpec
-from gatedlm.report import write_report
+from gatedlm.report import drawing, write_report
 from gatedlm.report.drawing import smoothed
 from gatedlm.report.page import _gate_in_words, _uniform
 
 LAYERS, HEADS, CONTEXT, STEPS = 4, 3, 128, 400
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = '<script>alert("x")</script> & $\\frac{1}$ {name} \ud800'
+SPIKE = {"start": 120, "peak": 122, "rise": 0.8123}
 SINKS = (
     "f_attn",
     "f_attn_fixed_first",
@@ -97,7 +98,9 @@ def made_up(
     """Arguments of ``write_report`` beside the folder; every figure has its own value."""
     gates = [GateSpec()] if gates is None else gates
     model = ModelSpec(layers=layers, heads=HEADS, kv_heads=HEADS, experts=ExpertsSpec(count=experts), gates=gates)
-    recipe = Recipe(name="made-up", model=model, data=DataSpec(context=CONTEXT), trainer=TrainerSpec(steps=steps))
+    recipe = Recipe(
+        name="made-up", model=model, data=DataSpec(context=CONTEXT), trainer=TrainerSpec(steps=max(steps, 1))
+    )
     rng = np.random.default_rng(1)
     by_layer = {key: rng.uniform(0.1, 0.9, layers).tolist() for key in (*SINKS, "value_drain")}
     by_layer["m_act"] = (20 * rng.uniform(1, 9, layers)).tolist()
@@ -145,7 +148,9 @@ def made_up(
         "final": final,
         "by_layer": by_layer,
         "scores": scores,
-        "spikes": [120, 260] if steps > 300 else [],
+        "steps": steps,
+        "spikes": [120, 122, 260] if steps > 300 else [],
+        "spike_events": [SPIKE, SPIKE | {"start": 260, "peak": 260, "rise": 0.3}] if steps > 300 else [],
     }
     tokens = ["<|endoftext|>", *(["def", " f", "(x):", "\n", "    return", " x"] * 20)][:64]
     return {
@@ -237,12 +242,14 @@ def test_numbers_are_the_ledgers(kind: str, page: Callable[[dict[str, Any]], Pag
     arguments = made_up(**KINDS[kind])
     final, shown = arguments["ledger"]["final"], cells(page(arguments))
     values = dict(zip(shown[0::3], shown[1::3], strict=False))
-    assert values["Validation loss, nats per token"] == "2.32"
-    assert values["Validation loss, bits per byte"] == "1.773"
+    assert values["validation loss, nats per token"] == "2.32"
+    assert values["validation loss, bits per byte"] == "1.773"
     assert values["F-Attn, rows as packed"] == f"{final['f_attn']:.4g}"
     assert values["F-Attn, fixed first token"] == f"{final['f_attn_fixed_first']:.4g}"
     assert values["M-Act"] == f"{final['m_act']:.4g}"
-    assert values.get("Gate score, mean") == (None if kind == "ungated" else f"{final['gate_score']:.4g}")
+    gated = kind != "ungated"
+    assert values.get("mean gate score") == (f"{final['gate_score']:.4g}" if gated else None)
+    assert values.get("share of gate scores below 0.1") == (f"{final['share_below']:.4g}" if gated else None)
     assert values.get("F-Attn of dormant queries") == ("0.8712" if kind == "backcopy" else None)
     assert {"5,123,456", "code 4,000,000", "0123abc, with changes", "98.77"} <= set(shown)
     assert shown[2] == "unigram: 5.432, bigram: 3.543"
@@ -252,8 +259,8 @@ def test_each_layers_scores_are_stated(page: Callable[[dict[str, Any]], Page]) -
     arguments = made_up(gates=[GateSpec("value")])
     scores, text = arguments["ledger"]["scores"]["value"], page(arguments).text
     for mean, share in zip(scores["mean"], scores["share_below"], strict=True):
-        assert f"{mean:.4g}, {share:.4g}" in text
-    assert f"mean {np.mean(scores['mean']):.4g}, share below 0.1 {np.mean(scores['share_below']):.4g}" in text
+        assert f"mean {mean:.2f}, <0.1: {100 * share:.1f} %" in text
+    assert f"mean {np.mean(scores['mean']):.2f}, {100 * np.mean(scores['share_below']):.1f} % below 0.1" in text
 
 
 def test_map_captions_give_the_first_tokens_share(page: Callable[[dict[str, Any]], Page]) -> None:
@@ -293,9 +300,72 @@ def test_a_diverged_run(page: Callable[[dict[str, Any]], Page]) -> None:
     ledger["baselines"] = {"unigram": None, "bigram": None}
     ledger["scores"]["sdpa"] |= {"mean": [math.nan] * LAYERS, "share_below": [None] * LAYERS}
     made = page(arguments | {"maps": {0: torch.full((HEADS, 64, 64), math.nan)}})
-    assert "This run diverged." in made.text
+    assert f"This run diverged at step {STEPS}: a loss or gradient was not finite." in made.text
     assert "Loss over steps" in made.figures
-    assert {"not measured", "not finite"} <= set(cells(made))
+    shown = cells(made)
+    assert dict(zip(shown[0::3], shown[1::3], strict=False))["training loss at the last step, nats per token"] == (
+        "not finite"
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([], ""),
+        ([SPIKE], "1 spike, 0.81 nats at step 122."),
+        ([SPIKE, SPIKE | {"peak": 50, "rise": 1.5}], "2 spikes, the largest 1.50 nats at step 50."),
+        ([SPIKE, SPIKE | {"peak": 300, "rise": None}], "2 spikes, the largest not finite at step 300."),
+    ],
+)
+def test_spikes_are_counted(events: list[dict[str, Any]], said: str, page: Callable[[dict[str, Any]], Page]) -> None:
+    arguments = made_up()
+    arguments["ledger"]["spike_events"] = events
+    made = page(arguments)
+    assert said in made.text
+    assert (" at step " in made.text) == (">spike<" in made.source) == bool(events)
+
+
+def test_the_loss_axis_ends_at_twice_the_first_loss_where_it_is_cut(page: Callable[[dict[str, Any]], Page]) -> None:
+    arguments = made_up()
+    assert "The axis ends" not in page(arguments).text
+    arguments["metrics"][200]["train/loss"] = 1000.0
+    assert "The axis ends at twice the first loss." in page(arguments).text
+
+
+def test_markers_and_levels_lie_within_the_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero is on both axes of a chart, and above the highest mark there is room for it, whatever lies below."""
+    drawn = []
+    monkeypatch.setattr(drawing, "_figure", lambda axes, *_: drawn.append((axes.get_xlim(), axes.get_ylim())))
+    for values, level in (([12.5, 12.7, 12.6], None), ([0.36], 0.9), ([-0.2, 0.1, 0.05], 0.02)):
+        at = 50 * (1 + np.arange(len(values)))
+        drawing.chart("some", "step", "unit", {"": (at, np.array(values))}, {"level": level})
+        (left, right), (bottom, top) = drawn.pop()
+        highest = max(*values, level or 0)
+        assert -0.1 * right < left <= 0 and right > at[-1]
+        assert top - highest >= 0.04 * (highest - min(*values, 0))
+        assert bottom == 0 if min(values) >= 0 else bottom < min(values)
+
+
+def test_rows_that_begin_alike_are_one_line(page: Callable[[dict[str, Any]], Page]) -> None:
+    arguments = made_up(backcopy=True)
+    assert ">as packed<" in page(arguments).source
+    by_layer = arguments["ledger"]["by_layer"]
+    by_layer["f_attn_fixed_first"] = by_layer["f_attn"]
+    assert "s packed<" not in page(arguments).source.split("F-Attn over training")[1]
+
+
+def test_a_single_layer_has_no_chart_by_layer(page: Callable[[dict[str, Any]], Page]) -> None:
+    assert not [name for name in page(made_up(layers=1)).figures if "by layer" in name]
+
+
+def test_what_does_not_apply_is_left_out(page: Callable[[dict[str, Any]], Page]) -> None:
+    arguments = made_up(gates=[])
+    arguments["ledger"]["final"]["val/bits_per_byte"] = None
+    made = page(arguments)
+    assert not {"validation loss, bits per byte", "mean gate score", "share of gate scores below 0.1"} & set(
+        cells(made)
+    )
+    assert "parameters, no gate. It was trained" in made.text
 
 
 def test_everything_from_the_data_is_escaped(page: Callable[[dict[str, Any]], Page]) -> None:
@@ -347,4 +417,4 @@ def test_scores_are_shown_as_the_probes_write_them(page: Callable[[dict[str, Any
     summary = summarise(model, torch.randint(31, (2, 9)), 2)
     arguments = made_up(gates=gates)
     arguments["ledger"]["scores"] = summary.as_dict()["scores"]
-    assert f"mean {float(summary.scores['sdpa'].mean.mean()):.4g}," in page(arguments).text
+    assert f"mean {float(summary.scores['sdpa'].mean.mean()):.2f}," in page(arguments).text

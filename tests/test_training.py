@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
 from rich.console import Console
@@ -102,7 +103,7 @@ def interrupted_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = sig
 
 
 @pytest.mark.parametrize("words", [NANO, MIXTURE], ids=["dense", "mixture"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     words: list[str], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,40 @@ def damage_it(checkpoint: Path, harm: str) -> None:
         state.write_bytes(content)
     else:
         (state if harm == "gone" else checkpoint / "manifest.json").unlink()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*NANO, "trainer.checkpoint_every=3"]
+    whole = losses(fit(words, tmp_path / "whole")[1])
+    save = L.Trainer.save_checkpoint
+
+    def full_at_step_9(trainer: L.Trainer, path: Path) -> None:
+        if trainer.global_step == 9:
+            path.parent.mkdir()
+            path.write_bytes(b"half of it")
+            raise OSError(28, "No space left on device")
+        save(trainer, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(L.Trainer, "save_checkpoint", full_at_step_9)
+        with pytest.raises(
+            ValueError, match=r"step 9 could not be saved \(.*No space left.*\), the checkpoints before"
+        ):
+            fit(words, tmp_path / "parts")
+    (run,) = runs(words, tmp_path / "parts")
+    folder = tmp_path / "parts" / run.recipe.name
+    assert [path.name for path in saved_in(folder)] == ["step-00000003", "step-00000006"]
+    assert losses(fit(words, tmp_path / "parts")[1]) == whole
+
+
+def test_bf16_keeps_weights_and_optimizer_state_in_fp32(tmp_path: Path) -> None:
+    plain, half = (fit([*MIXTURE, f"trainer.precision={word}"], tmp_path)[1] for word in ("fp32", "bf16"))
+    assert losses(half) == pytest.approx(losses(plain), abs=0.05)
+    assert losses(half) != losses(plain)
+    saved = torch.load(saved_in(half)[-1] / "state", weights_only=True)
+    states = [value for state in saved["optimizer_states"][0]["state"].values() for value in state.values()]
+    tensors = [*saved["state_dict"].values(), *(value for value in states if isinstance(value, torch.Tensor))]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
 
 def poisoned_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

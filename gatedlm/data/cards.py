@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
@@ -30,6 +31,7 @@ class Card:
     revision: str = "main"
 
 
+@cache
 def cards() -> dict[str, Card]:
     """Every shipped card by its name."""
     loaded: dict[str, Any] = {

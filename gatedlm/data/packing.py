@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from gatedlm.data import tokenizer as tokens
-from gatedlm.data.corpora import Document, documents, pieces, signature
+from gatedlm.data.corpora import Document, brief, documents, pieces, signature
 from gatedlm.recipe import DataSpec
 
 END_OF_TEXT = 0
@@ -95,18 +95,16 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")
-    except OSError as error:
-        raise ValueError(f"{folder.parent}: cannot keep prepared corpora there; set data.cache=FOLDER") from error
-    with beside as temporary:
-        unfinished = Path(temporary, "rows")
-        unfinished.mkdir()
-        build(unfinished)
-        try:
+        with TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary:
+            unfinished = Path(temporary, "rows")
+            unfinished.mkdir()
+            build(unfinished)
             unfinished.rename(folder)
-        except OSError:
-            if not folder.exists():  # else another process was first, and its rows are these
-                raise
+    except OSError as error:
+        if not folder.exists():  # else another process was first, and its rows are these
+            raise ValueError(
+                f"{folder.parent}: cannot keep prepared corpora there ({brief(error)}); set data.cache=FOLDER"
+            ) from error
     return folder
 
 
@@ -115,7 +113,8 @@ def _trained(spec: DataSpec, source: str, say: Say) -> Tokenizer:
         say(f"preparing {spec.corpus}: tokenizer ({spec.vocab} tokens)")
         texts = (document.text for document, held in split(_kept(documents(spec), Counter()), spec.holdout) if not held)
         reach = min(REACH, 4 * spec.max_tokens or REACH)
-        tokens.train(tokens.sample(texts, reach, SAMPLE), spec.vocab).save(str(folder / "tokenizer.json"))
+        tokenizer = tokens.train(tokens.sample(texts, reach, SAMPLE), spec.vocab)
+        (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
 
     key = digest(FORMAT, source, spec.vocab, spec.holdout, spec.max_tokens)
     return tokens.load(str(build_once(cache_root(spec) / "tokenizers" / key, build)))

@@ -46,8 +46,10 @@ def palette() -> str:
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark) {{:root{{{dark}}}}}"
 
 
-def loss_curve(training: Line, validation: Line, baselines: Mapping[str, float | None], spikes: list[int]) -> str:
-    """Losses over steps, the training loss as it is and smoothed, above the baselines; a mark where it spiked."""
+def loss_curve(
+    training: Line, validation: Line, baselines: Mapping[str, float | None], spikes: list[dict[str, Any]]
+) -> str:
+    """Losses over steps, the training loss as it is and smoothed, and the baselines; a mark at each spike's peak."""
     steps, loss = training
     if not np.isfinite(loss).any():
         return sentence("No finite training loss was recorded.")
@@ -60,11 +62,14 @@ def loss_curve(training: Line, validation: Line, baselines: Mapping[str, float |
     _levels(axes, baselines)
     if spikes:
         top = axes.get_xaxis_transform()
-        axes.plot(spikes, [0.98] * len(spikes), "v", color=PURPLE, markersize=6, transform=top, label="spike")
-    # A diverging run would press all the rest into a line.
-    axes.set_ylim(top=min(axes.get_ylim()[1], 2 * loss[np.isfinite(loss)][0]))
-    none = "" if validated else " No validation was recorded."
-    return _figure(axes, "Loss over steps", f"The axis ends at twice the first loss.{none}")
+        peaks = [spike["peak"] for spike in spikes]
+        axes.plot(peaks, [0.98] * len(peaks), "v", color=PURPLE, markersize=6, transform=top, label="spike")
+    notes = [_spikes_in_words(spikes), "" if validated else "No validation was recorded."]
+    twice = 2 * loss[np.isfinite(loss)][0]
+    if axes.get_ylim()[1] > twice:  # a diverging run would press all the rest into a line
+        axes.set_ylim(top=twice)
+        notes.append("The axis ends at twice the first loss.")
+    return _figure(axes, "Loss over steps", " ".join(filter(None, notes)))
 
 
 def chart(
@@ -82,11 +87,13 @@ def chart(
     axes = _axes(x, y)
     for name, (at, values) in known.items():
         axes.plot(at, values, marker=_marker(values), label=name)
+    _levels(axes, levels)
+    axes.update_datalim([(0, 0)], updatey=not log)
+    axes.autoscale_view()
     if log:
         _log(axes)
-    else:
+    elif axes.dataLim.y0 >= 0:
         axes.set_ylim(bottom=0)
-    _levels(axes, levels)
     missing = [name for name in lines if name not in known]
     return _figure(axes, label, f"Nothing was recorded of: {', '.join(missing)}." if missing else "")
 
@@ -133,13 +140,12 @@ def ridges(label: str, mean: list[float], share_below: list[float], histogram: l
         axes.stairs(top[tenth:], edges[tenth:], baseline=layer, fill=True, color=BLUE)
     right = axes.twinx()
     right.spines["right"].set_visible(False)
-    right.set_ylabel("mean, below 0.1")
-    numbers = [f"{number(m)}, {number(s)}" for m, s in zip(mean, share_below, strict=True)]
+    means, percent = floats(mean), 100 * floats(share_below)
+    numbers = [f"mean {number(m, '.2f')}, <0.1: {number(p, '.1f')} %" for m, p in zip(means, percent, strict=True)]
     for side, labels in ((axes, [str(layer) for layer in layers]), (right, numbers)):
         side.set(ylim=(-0.1, len(layers)), yticks=layers, yticklabels=labels)
-    overall = [number(floats(values).mean()) for values in (mean, share_below)]
-    note = f"mean {overall[0]}, share below 0.1 {overall[1]} (orange) over all layers; each layer has its own height."
-    return _figure(axes, label, note)
+    overall = f"mean {number(means.mean(), '.2f')}, {number(percent.mean(), '.1f')} % below 0.1 (orange)"
+    return _figure(axes, label, f"{overall}, over all layers; each layer has its own height.")
 
 
 def _axes(
@@ -175,6 +181,16 @@ def _levels(axes: Axes, levels: Mapping[str, float | None]) -> None:
             axes.axhline(value, color=INK, alpha=0.75, linewidth=1, linestyle=dash, label=f"{name} {number(value)}")
 
 
+def _spikes_in_words(spikes: list[dict[str, Any]]) -> str:
+    """How many and which is the largest, a rise of None being one that was not finite; nothing if there are none."""
+    if not spikes:
+        return ""
+    rise, peak = max((np.inf if spike["rise"] is None else spike["rise"], spike["peak"]) for spike in spikes)
+    several = len(spikes) > 1
+    size = f"{rise:.2f} nats" if np.isfinite(rise) else "not finite"
+    return f"{len(spikes)} spike{'s' * several}, {'the largest ' * several}{size} at step {peak}."
+
+
 def _figure(axes: Axes, label: str, note: str) -> str:
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
@@ -206,12 +222,12 @@ def _marker(values: np.ndarray) -> str:
     return "o" if len(values) <= 60 else ""
 
 
-def number(value: float | None) -> str:
-    """Four significant digits, or all of a whole or a large number; words for what is missing or not finite."""
-    if value is None:
-        return "not measured"
-    if not np.isfinite(value):
+def number(value: float | None, style: str = "") -> str:
+    """Four significant digits, all of a whole or a large number, or as ``style`` says; words for None or nan."""
+    if value is None or not np.isfinite(value):
         return "not finite"
+    if style:
+        return f"{value:{style}}"
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 

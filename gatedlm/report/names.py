@@ -1,4 +1,4 @@
-"""What the figures of a ledger are called, in tables and in the report."""
+"""What the figures of a ledger are called, in tables and in the report, and what some of them are."""
 
 FIGURES = {
     "val/loss": "validation loss, nats per token",
@@ -11,7 +11,13 @@ FIGURES = {
     "sink_rate": "sink rate, rows as packed",
     "sink_rate_fixed_first": "sink rate, fixed first token",
     "m_act": "M-Act",
-    "value_drain": "value drain, |v_0| / mean |v|",
+    "value_drain": "value drain, |v_0| / mean |v_t|",
     "gate_score": "mean gate score",
     "share_below": "share of gate scores below 0.1",
+}
+MEANINGS = {
+    "f_attn": "share of attention on the first token, over layers, heads and all queries but the first",
+    "sink_rate": "share of heads, row by row, that put more than 0.3 of their attention on the first token",
+    "m_act": "largest |h| in a layer's output, averaged over layers",
+    "value_drain": "a sink's value is drained, to well below 1; v_0 is the first token's, v_t those of the others",
 }

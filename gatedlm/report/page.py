@@ -25,7 +25,7 @@ from gatedlm.report.drawing import (
     ridges,
     sentence,
 )
-from gatedlm.report.names import FIGURES
+from gatedlm.report.names import FIGURES, MEANINGS
 
 STYLE = Path(__file__).with_name("style.css")
 
@@ -36,10 +36,10 @@ PLACES = {
     "sdpa": "the SDPA output (G1)",
     "output": "the output of the attention layer (G5)",
 }
+NOT_OF_ALL = ("val/bits_per_byte", "gate_score", "share_below")  # without text or gates they are None
 SOURCES = {"input": "the hidden state after the pre-norm", "constant": "a learned table, whatever the input"}
-SINK = """<p>F-Attn is the share of attention that goes to the first token: the mean over layers, heads and queries,
-without the first query, which sees nothing else. M-Act is the largest |h| in a layer's output, averaged over layers. As
-packed, a row begins wherever the packing cut the text; with a fixed first token all rows begin alike.</p>"""
+PACKED = """<p>As packed, a row begins wherever the packing cut the text; with a fixed first token all rows begin
+alike.</p>"""
 BACKCOPY = """<p>Bigram-Backcopy: an active query stands on a trigger and has to look one token back; a dormant one has
 nothing to copy and may rest on the first token.</p>"""
 MAPS = """<p>Each line of a map is a query and sums to one. The first token's column is drawn wide and apart. The row
@@ -79,7 +79,7 @@ def write_report(
         sections = (
             _headline(ledger),
             _section("Loss and optimizer", _loss(ledger, metrics), *_optimizer(metrics)),
-            _section("Attention on the first token and massive activations", SINK, *_sink(ledger, metrics)),
+            _section("Attention on the first token and massive activations", *_sink(ledger, metrics)),
             _section("Attention maps", *_maps(maps, tokens)),
             _section("Gate scores", *_gate_scores(ledger, metrics)),
             _section("Sample", _pre(sample) if sample else sentence("This run wrote no sample.")),
@@ -94,7 +94,8 @@ def write_report(
 
 def _headline(ledger: dict[str, Any]) -> str:
     status = str(ledger["status"])
-    ending = "" if status == "finished" else f"<p><strong>This run {escape(status)}.</strong></p>"
+    why = f"{escape(status)} at step {ledger['steps']}: a loss or gradient was not finite"
+    ending = "" if status == "finished" else f"<p><strong>This run {why}.</strong></p>"
     return f"<h1>{escape(str(ledger['name']))}</h1>{_in_words(ledger)}{ending}{_final(ledger)}"
 
 
@@ -106,11 +107,13 @@ def _in_words(ledger: dict[str, Any]) -> str:
     if experts:
         feedforward = f"{experts} experts of width {number(model['ffn'])}, {model['experts']['used']} used per token"
         used = f", of which one token uses {number(params['active'])}"
-    gates = ". ".join(map(_gate_in_words, model["gates"])) or "No gate stands in it"
+    gates = ", no gate"
+    if model["gates"]:
+        gates = ". ".join((f"; {number(params['gate'])} are gates", *map(_gate_in_words, model["gates"])))
     return (
         f"<p>A {model['layers']}-layer Transformer of width {number(model['width'])}, with {model['heads']} query "
         f"and {model['kv_heads']} key/value heads of {model['head_dim']} channels and {feedforward}: "
-        f"{number(params['total'])} parameters{used}; {number(params['gate'])} are gates. {escape(gates)}. "
+        f"{number(params['total'])} parameters{used}{gates}. "
         f"It was trained on {number(ledger['tokens'])} tokens of "
         f"{escape(str(ledger['corpus']['name']))}, {number(ledger['tokens_per_second'])} a second.</p>"
     )
@@ -128,26 +131,28 @@ def _gate_in_words(gate: dict[str, str]) -> str:
 
 
 def _final(ledger: dict[str, Any]) -> str:
-    """The last figures of a run, each beside what it is to be read against."""
-    final = ledger["final"]
+    """The last figures of a run that apply to it, each beside what it is and what it is to be read against."""
+    final, skip = ledger["final"], "without the first four queries"
     beside: dict[str, dict[str, Any]] = {
         "val/loss": ledger["baselines"],
-        "f_attn": _uniform(ledger) | {"without the first four queries": final.get("f_attn_skip4")},
-        "f_attn_fixed_first": _uniform(ledger)
-        | {"without the first four queries": final.get("f_attn_skip4_fixed_first")},
-        "gate_score": {"share below 0.1": final.get("share_below")},
+        "f_attn": _uniform(ledger) | {skip: final.get("f_attn_skip4")},
+        "f_attn_fixed_first": _uniform(ledger) | {skip: final.get("f_attn_skip4_fixed_first")},
+    }
+    levels = {
+        key: ", ".join(f"{escape(name)}: {number(value)}" for name, value in values.items())
+        for key, values in beside.items()
     }
     rows = [
-        (label, number(final[key]), ", ".join(f"{escape(n)}: {number(v)}" for n, v in beside.get(key, {}).items()))
+        (label, number(final[key]), "; ".join(filter(None, (MEANINGS.get(key), levels.get(key)))))
         for key, label in FIGURES.items()
-        if key in final and (key != "gate_score" or ledger["scores"])
+        if key in final and not (key in NOT_OF_ALL and final[key] is None)
     ]
-    return _table(("figure", "value", "beside it"), rows)
+    return _table(("figure", "value", "to read it by"), rows)
 
 
 def _loss(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
     training, validation = _points(metrics, "train/loss"), _points(metrics, "val/loss")
-    return loss_curve(training, validation, ledger["baselines"], ledger.get("spikes", []))
+    return loss_curve(training, validation, ledger["baselines"], ledger["spike_events"])
 
 
 def _optimizer(metrics: list[dict[str, Any]]) -> list[str]:
@@ -164,15 +169,21 @@ def _optimizer(metrics: list[dict[str, Any]]) -> list[str]:
 
 
 def _sink(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
-    f_attn, m_act, uniform = "F-Attn (share of attention)", "M-Act (max |h|)", _uniform(ledger)
-    two = {"as packed": "f_attn", "fixed first token": "f_attn_fixed_first"}
-    probed = {label: f"probe/{key}" for label, key in two.items()}
+    f_attn, m_act, uniform = "share of attention on the first token", "largest |h| of a layer", _uniform(ledger)
+    by_layer = ledger["by_layer"]
+    alike = by_layer["f_attn"] == by_layer["f_attn_fixed_first"]
+    rows = {"": "f_attn"} if alike else {"as packed": "f_attn", "fixed first token": "f_attn_fixed_first"}
+    probed = {label: f"probe/{key}" for label, key in rows.items()}
     figures = [
+        "" if alike else PACKED,
         _over_steps("F-Attn over training", f_attn, metrics, probed, uniform),
         _over_steps("M-Act over training", m_act, metrics, {"": "probe/m_act"}),
-        _by_layer("F-Attn by layer", f_attn, ledger, two, uniform),
-        _by_layer("M-Act by layer", m_act, ledger, {"": "m_act"}),
     ]
+    if len(by_layer["m_act"]) > 1:
+        figures += [
+            _by_layer("F-Attn by layer", f_attn, ledger, rows, uniform),
+            _by_layer("M-Act by layer", m_act, ledger, {"": "m_act"}),
+        ]
     if "f_attn_dormant" in ledger["final"]:
         kinds = {"dormant queries": "probe/f_attn_dormant", "active queries": "probe/f_attn_active"}
         figures += [BACKCOPY, _over_steps("F-Attn of dormant and active queries", f_attn, metrics, kinds, uniform)]
@@ -184,10 +195,11 @@ def _maps(maps: dict[int, Tensor], tokens: list[str]) -> list[str]:
         return [sentence("No attention map was kept.")]
     row = "".join(f'<span title="position {i}">{escape(_visible(token))}</span>' for i, token in enumerate(tokens))
     parts = [f'{MAPS}<p class="tokens">{row}</p>', colour_scale()]
+    layers = []
     for layer, heads in maps.items():
         figures = [attention_map(head, layer, i) for i, head in enumerate(heads.detach().double().cpu().numpy())]
-        parts.append(f'<h3>Layer {int(layer)}</h3><div class="maps">{"".join(figures)}</div>')
-    return parts
+        layers.append(f'<div><h3>Layer {int(layer)}</h3><div class="maps">{"".join(figures)}</div></div>')
+    return [*parts, f'<div class="layers">{"".join(layers)}</div>']
 
 
 def _gate_scores(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:

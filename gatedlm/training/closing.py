@@ -47,7 +47,7 @@ class Closing(Callback):
             maps, text = attention_maps(pl_module.net, row), self._sample(pl_module)
         lines = read_metrics(self.recorder.file)
         spikes = find_spikes([x["step"] for x in lines], [x["train/loss"] for x in lines], self.run.recipe.spikes)
-        self.ledger = ledger(self.run, self.data, lines[-1], self.measure.validation, self.measure.probed, spikes)
+        self.ledger = ledger(self.run, self.data, lines[-1], self.measure, spikes, broken=self.guard.step is not None)
         if trainer.is_global_zero:
             self._write(lines, maps, row.tolist(), text)
 

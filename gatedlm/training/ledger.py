@@ -14,23 +14,24 @@ from typing import Any
 from gatedlm.data.module import LMData
 from gatedlm.probes.spikes import Spikes
 from gatedlm.recipe import Run
-from gatedlm.training.measure import Probed
+from gatedlm.training.measure import Measurements
 
 SCHEMA = 1
 LIBRARIES = ("gatedlm", "torch", "lightning", "datasets", "tokenizers", "omegaconf")
 
 
 def ledger(
-    run: Run, data: LMData, line: dict[str, Any], validation: dict[str, float], probed: Probed, spikes: Spikes
+    run: Run, data: LMData, line: dict[str, Any], measured: Measurements, spikes: Spikes, broken: bool
 ) -> dict[str, Any]:
-    """The ledger of a run that ended with metrics ``line``: finished, or diverged where a loss is not finite."""
+    """The ledger of a run that ended with metrics ``line``: diverged if a guard broke it off or no loss is left."""
     recipe = run.recipe
-    finite = line["train/loss"] is not None and math.isfinite(validation["val/loss"])
+    validation, probed = measured.validation, measured.probed
+    diverged = broken or not math.isfinite(validation["val/loss"])
     final = {"train/loss": line["train/loss"], "val/bits_per_byte": None} | validation | probed.figures
     content = {
         "schema": SCHEMA,
         "name": recipe.name,
-        "status": "finished" if finite else "diverged",
+        "status": "diverged" if diverged else "finished",
         "recipe": asdict(recipe),
         "overrides": list(run.overrides),
         "seed": recipe.seed,

@@ -27,7 +27,7 @@ def placement(spec: TrainerSpec, sharded: bool) -> dict[str, Any]:
     if spec.accelerator == "gpu" and not gpus:
         raise ValueError("trainer.accelerator=gpu: this machine has none, take cpu or auto")
     if spec.accelerator != "cpu" and 0 < gpus < spec.devices:
-        raise ValueError(f"trainer.devices={spec.devices}: this machine has {gpus} GPUs, take fewer or add nodes")
+        raise ValueError(f"trainer.devices={spec.devices}: more GPUs than the {gpus} of this machine, take fewer")
     fsdp = sharded or spec.strategy == "fsdp"
     return {
         "accelerator": spec.accelerator,

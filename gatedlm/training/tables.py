@@ -37,18 +37,26 @@ def run_table(content: dict[str, Any]) -> Table:
 
 
 def comparison(ledgers: dict[str, dict[str, Any]]) -> Table:
-    """Runs by label, one a row: the figures that any of them has, thousands of parameters, seconds.
+    """Runs by label, one a row: the figures that any of them has, gate parameters, thousands of all, seconds.
 
-    F-Attn is that with a fixed first token.
+    F-Attn is that with a fixed first token. The last row is the bigram model, if all runs have the same to beat.
     """
     shown = [name for name in COMPARED if any(ledger["final"].get(name) is not None for ledger in ledgers.values())]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold")
-    for heading in (*(COMPARED[name] for name in shown), "k par.", "s"):
+    gated = any(ledger["params"]["gate"] for ledger in ledgers.values())
+    for heading in (*(COMPARED[name] for name in shown), *["gate\npar."] * gated, "k par.", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for label, ledger in ledgers.items():
-        figures = [ledger["final"].get(name) for name in shown]
-        cells = ["-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.4g}" for value in figures]
+        cells, params = [_cell(ledger["final"].get(name)) for name in shown], ledger["params"]
+        cells += [f"{params['gate']}"] * gated
         ending = "" if ledger["status"] == "finished" else f" ({ledger['status']})"
-        table.add_row(label + ending, *cells, f"{ledger['params']['total'] / 1000:.0f}", f"{ledger['seconds']:.0f}")
+        table.add_row(label + ending, *cells, f"{params['total'] / 1000:.0f}", f"{ledger['seconds']:.0f}")
+    bigrams = {_cell(ledger["baselines"]["bigram"]) for ledger in ledgers.values()}
+    if len(bigrams) == 1:
+        table.add_row("bigram model", *(bigrams.pop() if name == "val/loss" else "" for name in shown))
     return table
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.4g}"
