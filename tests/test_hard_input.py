@@ -425,3 +425,30 @@ def test_a_checkpoint_of_another_model(word: str, refused: Refused, run: Path) -
     assert f"runs/r was begun with {'model.gates' if 'gate' in word else word.partition('=')[0]}=" in refused(
         *RUN, word
     )
+
+
+NO_MANIFEST = ["[]", "3", "{}", '{"files": []}', '{"step": "x", "files": {}}']
+
+
+@pytest.mark.parametrize("content", NO_MANIFEST, ids=range(len(NO_MANIFEST)))
+def test_a_manifest_that_is_none(content: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The run goes on from the checkpoint before it."""
+    monkeypatch.chdir(run.parents[1])
+    put(run / "checkpoints" / "step-00000002" / "manifest.json", content)
+    fit.main([*RUN, "trainer.steps=3"])
+    said = capsys.readouterr().out
+    assert "step-00000002/manifest.json is damaged" in said and "going on from runs/r/checkpoints/step-00000001" in said
+
+
+def test_a_run_without_its_recipe(refused: Refused, run: Path) -> None:
+    (run / "recipe.yaml").unlink()
+    assert "runs/r has lost its recipe.yaml" in refused(*RUN, "model.ffn=64", "trainer.steps=3")
+
+
+def test_a_checkpoint_from_another_run(refused: Refused, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder, manifest and all, was put in the place of this run's own."""
+    monkeypatch.chdir(run.parents[1])
+    fit.main([*RUN, "model.ffn=64", "name=other"])
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(run.parent / "other" / "checkpoints", run / "checkpoints")
+    assert "checkpoints/step-00000002: a checkpoint of another model" in refused(*RUN, "trainer.steps=3")

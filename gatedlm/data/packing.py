@@ -103,7 +103,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     except OSError as error:
         if not folder.exists():  # else another process was first, and its rows are these
             raise ValueError(
-                f"{folder.parent}: cannot keep prepared corpora there ({brief(error)}); set data.cache=FOLDER"
+                f"{folder.parent}: cannot keep prepared corpora there; set data.cache=FOLDER ({brief(error)})"
             ) from error
     return folder
 

@@ -27,13 +27,18 @@ WHOLE, ENDS = 2**30, 2**20  # files up to 1 GiB are checked whole, of larger one
 
 def manifests(folder: Path) -> dict[Path, dict[str, Any]]:
     """{checkpoint: manifest} of the complete checkpoints of a run, oldest first."""
-    found = {}
-    for file in sorted(folder.glob("step-*/manifest.json")):
-        try:
-            found[file.parent] = json.loads(file.read_text())
-        except ValueError:
-            found[file.parent] = {"files": {"manifest.json": None}}
-    return found
+    return {file.parent: _manifest(file) for file in sorted(folder.glob("step-*/manifest.json"))}
+
+
+def _manifest(file: Path) -> dict[str, Any]:
+    """What the file says, or where that is no manifest one that names the file itself as damaged."""
+    try:
+        found = json.loads(file.read_text())
+        if isinstance(found["step"], int) and isinstance(found["files"], dict):
+            return found
+    except (ValueError, LookupError, TypeError):
+        pass
+    return {"step": 0, "files": {file.name: None}}
 
 
 def damage(checkpoint: Path, manifest: dict[str, Any]) -> str | None:

@@ -20,10 +20,12 @@ FIXED = ("model.", "data.", "seed")
 def finished(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The ledger of a run that has ended and that the recipe does not prolong.
 
-    Raises ValueError where the folder was begun with another model, other data or another seed.
+    Raises ValueError where the folder was begun with another model, other data or another seed, or does not say.
     """
     ledger, differences = read_ledger(folder), _differences(folder, recipe)
     begun = ledger or manifests(folder / "checkpoints")
+    if begun and not (folder / "recipe.yaml").exists():
+        raise ValueError(f"{folder} has lost its recipe.yaml, so that nobody knows what it holds: give another name=")
     for key, (before, now) in differences.items():
         if begun and key.startswith(FIXED):
             raise ValueError(f"{folder} was begun with {key}={before}, not {now}: give this run another name=")
@@ -34,7 +36,7 @@ def finished(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
 def checkpoint(folder: Path, recipe: Recipe, console: Console) -> Path | None:
     """The newest undamaged checkpoint to go on from, or None; changes and damage are said."""
     saved = manifests(folder / "checkpoints")
-    for path in reversed([path for path, manifest in saved.items() if manifest.get("step", 0) < recipe.trainer.steps]):
+    for path in reversed([path for path, manifest in saved.items() if manifest["step"] < recipe.trainer.steps]):
         broken = damage(path, saved[path])
         if broken:
             console.print(f"warning: {path / broken} is damaged, using the checkpoint before it", soft_wrap=True)

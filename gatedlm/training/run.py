@@ -69,6 +69,10 @@ def _fit(run: Run, folder: Path, data: LMData, lit: LitLM, saved: Path | None, c
         console.print(line, soft_wrap=True, highlight=False)
     try:
         trainer.fit(lit, data, ckpt_path=saved / "state" if saved else None, weights_only=True)
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        raise ValueError(f"{saved}: a checkpoint of another model, give this run another name=") from None
     except (OSError, CheckpointException) as error:
         step = trainer.global_step
         raise ValueError(
