@@ -427,7 +427,7 @@ def test_a_checkpoint_of_another_model(word: str, refused: Refused, run: Path) -
     )
 
 
-NO_MANIFEST = ["[]", "3", "{}", '{"files": []}', '{"step": "x", "files": {}}']
+NO_MANIFEST = ["3", '{"step": 1, "files": []}']  # each trains a step
 
 
 @pytest.mark.parametrize("content", NO_MANIFEST, ids=range(len(NO_MANIFEST)))

@@ -24,6 +24,7 @@ from gatedlm.recipe import OptimSpec, Recipe, Run, load
 from gatedlm.training.callbacks import read_metrics
 from gatedlm.training.checkpoint import manifests
 from gatedlm.training.module import LitLM, learning_rate, parameter_groups
+from gatedlm.training.resume import alone
 from gatedlm.training.run import Stopped, train
 
 NANO = ["recipe=sink", "scale=nano", "gate=sdpa-elementwise", "data.context=32", "trainer.threads=1", "optim.warmup=4"]
@@ -132,6 +133,12 @@ def test_a_name_holds_one_model(tmp_path: Path) -> None:
         fit([*named, "model.width=48"], tmp_path)
     with pytest.raises(ValueError, match=r"begun with seed=0, not 1"):
         fit([*named, "seed=1"], tmp_path)
+
+
+def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with alone(tmp_path / "mine"), pytest.raises(ValueError, match=r"mine: another process trains this run"):
+        fit([*NANO, "name=mine"], tmp_path)
+    assert fit([*NANO, "name=mine"], tmp_path)[0]["status"] == "finished"
 
 
 def test_more_steps_go_on_from_a_finished_run(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +51,39 @@ def checkpoint(folder: Path, recipe: Recipe, console: Console) -> Path | None:
     return None
 
 
-def begin(folder: Path, recipe: Recipe) -> None:
-    """Make the folder, its recipe.yaml the recipe; ValueError where that can't be written."""
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder for as long as the ``with`` block lasts; ValueError where another process holds it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another process trains this run, wait for it or give another name=") from None
+        yield
+
+
+def begin(folder: Path, recipe: Recipe) -> None:
+    """Clear away what is half written, make recipe.yaml the recipe; ValueError where that can't be written."""
+    try:
+        _discard(folder)
         (folder / "ledger.json").unlink(missing_ok=True)
         draft = folder / f"recipe.yaml.{os.getpid()}"
         draft.write_text(to_yaml(recipe))
         draft.replace(folder / "recipe.yaml")
     except OSError as error:
-        raise ValueError(f"{folder}: cannot write there ({error.strerror}), give another place by out=FOLDER") from None
+        raise _unwritable(folder, error) from None
 
 
-def discard(folder: Path) -> None:
+def _unwritable(folder: Path, error: OSError) -> ValueError:
+    return ValueError(f"{folder}: cannot write there ({error.strerror}), give another place by out=FOLDER")
+
+
+def _discard(folder: Path) -> None:
     """Remove damaged and half-written checkpoints, so that no newer name stands in the way of a run that goes on."""
     saved = manifests(folder / "checkpoints")
     for path in (folder / "checkpoints").glob("step-*"):

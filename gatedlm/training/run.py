@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gatedlm.training.checkpoint import Checkpoints
 from gatedlm.training.closing import Closing
 from gatedlm.training.measure import Measurements
 from gatedlm.training.module import LitLM, parameter_groups
-from gatedlm.training.resume import begin, checkpoint, discard, finished
+from gatedlm.training.resume import alone, begin, checkpoint, finished
 from gatedlm.training.strategy import in_words, placement
 
 
@@ -39,20 +40,26 @@ def train(run: Run, console: Console) -> dict[str, Any]:
     A finished run is not trained again. Raises ValueError, one line, for what the recipe asks and the machine, the data
     or an earlier run under the same name cannot give; Stopped after a signal.
     """
-    recipe, folder = run.recipe, Path(run.recipe.out) / run.recipe.name
+    folder = Path(run.recipe.out) / run.recipe.name
+    # The first rank holds the folder for all of them.
+    with alone(folder) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext():
+        return _train(run, folder, console)
+
+
+def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
+    recipe = run.recipe
     ledger = finished(folder, recipe)
     if ledger:
         console.print(f"{folder} is {ledger['status']}; for another run change a word or give it a name=")
         return ledger
     saved = checkpoint(folder, recipe, console)
-    if getattr(rank_zero_only, "rank", 0) == 0:
-        begin(folder, recipe)
-        discard(folder)
     _quiet()
     if recipe.trainer.threads:
         torch.set_num_threads(recipe.trainer.threads)
     data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
     data.setup()
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        begin(folder, recipe)
     return _fit(run, folder, data, lit, saved, console)
 
 
