@@ -50,9 +50,9 @@ def _fit(words: list[str]) -> None:
 
 
 def _console() -> Console:
-    from lightning.pytorch.utilities import rank_zero_only
+    from gatedlm.training.strategy import is_first_rank
 
-    return Console(quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    return Console(quiet=not is_first_rank())
 
 
 def _alone(run: Run) -> None:

@@ -130,7 +130,9 @@ class Checkpoints(Checkpoint):
 
     def _seal(self, path: Path, step: int) -> None:
         files = {str(file.relative_to(path)): _mark(file) for file in sorted(path.rglob("*")) if file.is_file()}
-        manifest = {"step": step, "val/loss": self.recorder.latest.get("val/loss"), "files": files}
+        latest = self.recorder.latest
+        rated = latest.get("val/loss") if latest.get("step") == step else None
+        manifest = {"step": step, "val/loss": rated, "files": files}
         draft = path / "manifest.json.part"
         draft.write_text(json.dumps(manifest, indent=1))
         draft.replace(path / "manifest.json")

@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -23,7 +22,7 @@ from gatedlm.training.closing import Closing
 from gatedlm.training.measure import Measurements
 from gatedlm.training.module import LitLM, parameter_groups
 from gatedlm.training.resume import alone, begin, checkpoint, finished
-from gatedlm.training.strategy import in_words, placement
+from gatedlm.training.strategy import in_words, is_first_rank, placement
 
 
 class Stopped(Exception):
@@ -42,7 +41,7 @@ def train(run: Run, console: Console) -> dict[str, Any]:
     """
     folder = Path(run.recipe.out) / run.recipe.name
     # The first rank holds the folder for all of them.
-    with alone(folder) if getattr(rank_zero_only, "rank", 0) == 0 else nullcontext():
+    with alone(folder) if is_first_rank() else nullcontext():
         return _train(run, folder, console)
 
 
@@ -58,7 +57,7 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
         torch.set_num_threads(recipe.trainer.threads)
     data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
     data.setup()
-    if getattr(rank_zero_only, "rank", 0) == 0:
+    if is_first_rank():
         begin(folder, recipe)
     return _fit(run, folder, data, lit, saved, console)
 

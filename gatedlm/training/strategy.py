@@ -9,11 +9,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from gatedlm.model.lm import GatedLM
 from gatedlm.recipe import TrainerSpec
+
+
+def is_first_rank() -> bool:
+    """Whether this process prints and writes; known before a Trainer is."""
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def placement(spec: TrainerSpec, sharded: bool) -> dict[str, Any]:
