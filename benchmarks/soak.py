@@ -50,7 +50,7 @@ def _kill(command: list[str], run: Path, draw: random.Random, number: int) -> bo
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     target = before + draw.randrange(20, 120)
     while len(_losses(run)) < target and process.poll() is None:
-        time.sleep(0.001)
+        time.sleep(0.02)
     time.sleep(draw.random() * 0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

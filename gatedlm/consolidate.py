@@ -34,14 +34,14 @@ def _consolidate(words: list[str]) -> None:
             raise ValueError(f"{word}={value}: write run=RUN, out=FOLDER or shard=GIGABYTES")
     if "run" not in given:
         raise ValueError("which run? write run=runs/NAME")
-    run = Path(given["run"])
+    run = Path(given["run"]).expanduser()
     size = _bytes(given.get("shard", "4"))
     if not (run / "recipe.yaml").exists():
         raise ValueError(f"run={run}: not the folder of a run, it has no recipe.yaml")
 
     from gatedlm.training.weights import consolidate
 
-    for file in consolidate(run, Path(given.get("out", run)), size):
+    for file in consolidate(run, Path(given.get("out", run)).expanduser(), size):
         print(file)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,7 @@ def _fit(words: list[str]) -> None:
 def _console() -> Console:
     from gatedlm.training.strategy import is_first_rank
 
-    return Console(quiet=not is_first_rank())
+    return Console(quiet=not is_first_rank(), markup=False)
 
 
 def _alone(run: Run) -> None:
@@ -69,14 +68,18 @@ def _point(run: Run) -> None:
 
 def _one(run: Run) -> dict[str, Any]:
     from gatedlm.training.run import Stopped, train
+    from gatedlm.training.strategy import is_first_rank
 
     console = _console()
     try:
         return train(run, console)
     except Stopped as stopped:
         console.print(f"{stopped}: python -m gatedlm.fit {shlex.join(sys.argv[1:])}", soft_wrap=True)
-        raise SystemExit(128 + stopped.number) from None
+        # Another rank's status would make the launcher kill the first.
+        raise SystemExit(128 + stopped.number if is_first_rank() else 0) from None
     except (MemoryError, RuntimeError) as error:
+        if run.recipe.trainer.devices * run.recipe.trainer.nodes > 1 and _lost_a_rank(error):
+            raise ValueError("another process of this run ended: see what it said, the same command goes on") from None
         if not _lacks_memory(error):
             raise
         size, data = run.recipe.model.parameters().total, run.recipe.data
@@ -94,11 +97,16 @@ def _lacks_memory(error: Exception) -> bool:
     return said or isinstance(error, MemoryError | OutOfMemoryError)
 
 
+def _lost_a_rank(error: Exception) -> bool:
+    return any(sign in str(error) for sign in ("Connection closed by peer", "Connection reset by peer", "NCCL"))
+
+
 def _sweep(runs: list[Run]) -> None:
     """One run after another and a table of them all; a run that cannot be trained is said and left out."""
+    from gatedlm.training.apart import apart
     from gatedlm.training.tables import comparison
 
-    console, ledgers = Console(), {}
+    console, ledgers = Console(markup=False), {}
     for number, run in enumerate(runs, 1):
         console.rule(f"{number} of {len(runs)}: {run.label}")
         try:
@@ -106,35 +114,12 @@ def _sweep(runs: list[Run]) -> None:
                 ledgers[run.label] = _one(run)
                 _point(run)
             else:
-                ledgers[run.label] = _apart(run)
+                ledgers[run.label] = apart(run)
         except (ValueError, OSError) as error:
             _say(error)
     console.print(comparison(ledgers))
     if len(ledgers) < len(runs):
         raise SystemExit(2)
-
-
-def _apart(run: Run) -> dict[str, Any]:
-    """Train a run of several ranks in a process of its own, because a process can be a rank only once."""
-    from gatedlm.training.ledger import read_ledger
-
-    words = [*run.overrides, f"name={run.recipe.name}"]
-    status = _wait(subprocess.Popen([sys.executable, "-m", "gatedlm.fit", *words]))
-    ledger = read_ledger(Path(run.recipe.out, run.recipe.name))
-    if status > 2:
-        raise SystemExit(status)
-    if status or not ledger:
-        raise ValueError(f"{run.label}: ended with exit status {status}")
-    return ledger
-
-
-def _wait(process: subprocess.Popen) -> int:
-    """Ctrl-C reaches the child too, which saves its run and says how to go on."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
 
 
 if __name__ == "__main__":

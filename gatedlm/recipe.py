@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -273,7 +274,12 @@ def _compose(words: tuple[str, ...], sweeping: bool) -> Recipe:
     recipe = _build(raw)
     if recipe.name and not sweeping:
         return recipe
-    return replace(recipe, name=f"{recipe.name or Path(picks['recipe']).stem}-{_digest(recipe)}")
+    return named(recipe, recipe.name or re.sub(r"\.ya?ml$", "", Path(picks["recipe"]).name))
+
+
+def named(recipe: Recipe, stem: str) -> Recipe:
+    """The recipe under the name stem-hash, the hash being that of all it resolves to but name and place."""
+    return replace(recipe, name=f"{stem}-{_digest(recipe)}")
 
 
 def _digest(recipe: Recipe) -> str:
@@ -436,8 +442,13 @@ def _rule(kind: Any) -> Rule:
     return " or ".join(words), lambda value: any(test(value) for test in tests)
 
 
+@cache
+def _schema() -> Any:
+    return OmegaConf.structured(Recipe)
+
+
 def _build(raw: Any) -> Recipe:
     if OmegaConf.select(raw, "model.vocab") is None:
         OmegaConf.update(raw, "model.vocab", OmegaConf.select(raw, "data.vocab", default=DataSpec.vocab))
-    recipe: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Recipe), raw))
+    recipe: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), raw))
     return replace(recipe, out=os.path.expanduser(recipe.out))

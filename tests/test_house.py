@@ -15,15 +15,17 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "gatedlm").rglob("*.py"))
 FLOORS = [
     {"gatedlm", "gatedlm.model", "gatedlm.shapes", "gatedlm.catalogue"},
-    {"gatedlm.model.norm", "gatedlm.model.rope"},
+    {"gatedlm.model.cache", "gatedlm.model.norm", "gatedlm.model.rope", "gatedlm.model.switch"},
     {"gatedlm.model.gate"},
     {"gatedlm.model.attention", "gatedlm.model.feedforward"},
     {"gatedlm.model.lm"},
-    {"gatedlm.loss"},
+    {"gatedlm.loss", "gatedlm.model.sampling"},
     {"gatedlm.probes"},
     {"gatedlm.recipe", "gatedlm.report"},
     {"gatedlm.data"},
     {"gatedlm.training"},
+    {"gatedlm.hub"},
+    {"gatedlm.studies", "gatedlm.findings"},
 ]
 COMMANDS = len(FLOORS)
 UNDER_LIGHTNING = FLOORS.index({"gatedlm.data"})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,14 +24,18 @@ from gatedlm.probes import (
     Summary,
     attention_map,
     count_scores,
+    effective_sink,
     f_attn,
     f_attn_where,
     first_token_attention,
+    first_value,
     m_act,
     sink_rate,
+    small_outputs,
     summarise,
     tracing,
     value_drain,
+    watching,
 )
 
 L, B, T, H, G, D, C, V = 3, 2, 7, 8, 4, 6, 40, 23
@@ -56,7 +61,7 @@ def build(scramble: Callable[..., nn.Module], *gates: GateSpec, **sizes: Any) ->
 
 
 def layer_of(q: Tensor, k: Tensor, mask: Tensor | None = None, **seen: Any) -> LayerTrace:
-    rest = {"v": k, "sdpa": q, "hidden": torch.zeros(*q.shape[:2], C), "scores": {}}
+    rest = {"v": k, "sdpa": q, "gated": q, "hidden": torch.zeros(*q.shape[:2], C), "scores": {}}
     return LayerTrace(q=q, k=k, mask=mask, **rest | seen)
 
 
@@ -143,7 +148,80 @@ def test_value_drain_is_the_first_values_size_over_the_others():
     v = torch.ones(B, T, G, D) * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None]
     v[0, 0] *= 0.1
     v[1, 0] *= 0.3
-    assert value_drain(layer_of(q, k, v=v)).item() == pytest.approx(0.2)
+    layer = layer_of(q, k, v=v)
+    assert value_drain(layer).item() == pytest.approx(0.2)
+    assert first_value(layer).item() == pytest.approx(0.2 * 2.5 * math.sqrt(D))
+
+
+@pytest.mark.parametrize("score", [None, (H, D), (H, 1), (1, D)], ids=["none", "elementwise", "headwise", "shared"])
+def test_effective_sink_is_attention_times_score_times_drain(score: tuple[int, int] | None):
+    """Written out head by head and query by query, each head with the values of its own group."""
+    q, k = queries_and_keys()
+    generator = torch.Generator().manual_seed(8)
+    v, first = torch.randn(B, T, G, D, generator=generator), dense(q, k)[..., 0].float()
+    scores = torch.ones(B, T, H, D) if score is None else torch.rand(B, T, *score, generator=generator)
+    terms = []
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, (B, H, T))).tolist():
+        sizes = [float(v[b, t, h // (H // G)].square().sum().sqrt()) for t in range(T)]
+        drain = sizes[0] / (sum(sizes[1:]) / (T - 1))
+        terms += [float(first[b, h, i] * scores.expand(B, T, H, D)[b, i, h].mean()) * drain] if i else []
+    found = effective_sink(layer_of(q, k, v=v), first, None if score is None else scores)
+    assert len(terms) == B * H * (T - 1) and found.item() == pytest.approx(sum(terms) / len(terms))
+
+
+def test_small_outputs_are_counted_on_both_sides_of_the_gate():
+    before, after = torch.full((1, 5, 2, 10), -0.5), torch.zeros(1, 5, 2, 10)
+    before[0, 0, 0, :3] = torch.tensor([0.0099, -0.0009, 0.01])
+    after[0, 1:, :, 0] = 0.002
+    found = small_outputs(layer_of(before, before, sdpa=before, gated=after))
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(
+        {
+            "sdpa_before": (97 * 0.5 + 0.0208) / 100,
+            "small_before_0.01": 0.02,
+            "small_before_0.001": 0.01,
+            "sdpa_after": 8 * 0.002 / 100,
+            "small_after_0.01": 1,
+            "small_after_0.001": 0.92,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "gates", [(), (SHARED,), (HEADWISE,), (GateSpec(combine="replace", activation="silu", source="self"),)], ids=str
+)
+def test_the_tensor_after_the_gate_is_what_the_output_projection_takes(
+    scramble: Callable[..., nn.Module], tokens: Tensor, gates: tuple[GateSpec, ...]
+):
+    model, arrived = build(scramble, *gates), []
+    for block in model.blocks:
+        block.get_submodule("attention.o_proj").register_forward_pre_hook(lambda m, args: arrived.append(args[0]))
+    with tracing(model) as trace:
+        model(tokens)
+    for layer, x in zip(trace, arrived, strict=True):
+        assert torch.equal(layer.gated.flatten(-2), x)
+        score = layer.scores.get("sdpa")
+        expected = layer.sdpa if score is None else score if gates[0].source == "self" else layer.sdpa * score
+        assert torch.equal(layer.gated, expected)
+
+
+@torch.no_grad()
+def test_watching_holds_one_layer_at_a_time(model: GatedLM, tokens: Tensor):
+    kept: list[list[StorageWeakRef]] = []
+    for station in model.stations():
+        station.core.register_forward_hook(
+            lambda m, args, out: kept.append([StorageWeakRef(t.untyped_storage()) for t in (*args[:3], out)])
+        )
+
+    def see(layer: LayerTrace) -> float:
+        assert all(storage.expired() for earlier in kept[:-1] for storage in earlier)
+        assert not any(storage.expired() for storage in kept[-1]), "a layer's own are there"
+        return layer.hidden.abs().max().item()
+
+    with watching(model, see) as seen:
+        model(tokens)
+    with tracing(model) as trace:
+        model(tokens)
+    assert seen == [m_act(layer).size for layer in trace]
 
 
 def test_m_act_names_what_holds_the_outlier(model: GatedLM, tokens: Tensor):
@@ -258,7 +336,12 @@ def test_summary_equals_the_probes_one_by_one(model: GatedLM, tokens: Tensor):
         "f_attn": [first[..., 1:].mean() for first in maps],
         "f_attn_skip4": [first[..., 4:].mean() for first in maps],
         "sink_rate": [(first.mean(-1) > 0.3).double().mean() for first in maps],
+        "first_value": [first_value(layer) for layer in trace],
         "value_drain": [value_drain(layer) for layer in trace],
+        "effective_sink": [
+            effective_sink(layer, first.float(), layer.scores["sdpa"]) for layer, first in zip(trace, maps, strict=True)
+        ],
+        **{name: [small_outputs(layer)[name] for layer in trace] for name in small_outputs(trace[0])},
         "m_act": [layer.hidden.abs().max() for layer in trace],
         "gate_score": [(layer.scores["sdpa"].mean() + layer.scores["value"].mean()) / 2 for layer in trace],
         "share_below": [sum((s < 0.1).float().mean() for s in layer.scores.values()) / 2 for layer in trace],
@@ -267,6 +350,7 @@ def test_summary_equals_the_probes_one_by_one(model: GatedLM, tokens: Tensor):
     for name, layers in by_hand.items():
         assert summary.by_layer[name] == pytest.approx([float(layer) for layer in layers], abs=1e-6), name
         assert summary.totals[name] == pytest.approx(float(sum(layers)) / L, abs=1e-6), name
+    assert summary.outliers == [m_act(layer) for layer in trace]
     assert 0 < by_hand["sink_rate"][0] < 1 and by_hand["share_below"][0] > 0, "else these two test nothing"
 
 
@@ -277,6 +361,7 @@ def test_batches_and_ranks_merge_into_the_whole(model: GatedLM):
     for summary in (summarise(model, tokens, batch=2), ranks):
         assert summary.rows == 5
         assert flat(summary) == pytest.approx(flat(whole), rel=1e-5)
+        assert [outlier[1:] for outlier in summary.outliers] == [outlier[1:] for outlier in whole.outliers]
         for position, scores in summary.scores.items():
             assert torch.equal(scores.histogram, whole.scores[position].histogram)
             assert (scores.histogram.sum(-1) == 5 * T * {"sdpa": H, "value": D}[position]).all()

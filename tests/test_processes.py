@@ -165,8 +165,11 @@ def test_kills_at_random_steps(kind: str, strategy: str, accumulate: int, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_accumulation_and_ranks_agree(kind: str, tmp_path: Path) -> None:
+    rate = ["optim.lr=3e-3"]  # a larger one carries the rounding of fp32 beyond its last digits within 20 steps
     curves = {
-        (strategy, accumulate): losses(finish(words(kind, strategy, accumulate), tmp_path / f"{strategy}{accumulate}"))
+        (strategy, accumulate): losses(
+            finish([*words(kind, strategy, accumulate), *rate], tmp_path / f"{strategy}{accumulate}")
+        )
         for strategy in ("one", "ddp", "fsdp")
         for accumulate in (1, 2)
     }

@@ -26,6 +26,7 @@ from gatedlm.training.checkpoint import manifests
 from gatedlm.training.module import LitLM, learning_rate, parameter_groups
 from gatedlm.training.resume import alone
 from gatedlm.training.run import Stopped, train
+from gatedlm.training.weights import consolidate
 
 NANO = ["recipe=sink", "scale=nano", "gate=sdpa-elementwise", "data.context=32", "trainer.threads=1", "optim.warmup=4"]
 MIXTURE = [*NANO, "model.experts.count=4", "model.experts.used=2", "model.ffn=24", "trainer.micro_batch=2"]
@@ -333,3 +334,92 @@ def test_gates_that_the_paper_names_train(tmp_path: Path) -> None:
         assert content["status"] == "finished"
         assert (content["params"]["gate"] == 0) == (gate in ("none", "sdpa-silu-only")), gate
         assert (folder / "report.html").exists()
+
+
+# --- a run that is given again
+
+
+def stop_at(step: int, words: list[str], out: Path) -> None:
+    """Train until a signal in the middle of this step."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        interrupted_at(step, patch)
+        fit(words, out)
+
+
+def test_changed_words_of_the_optimizer_hold_from_the_checkpoint_on(tmp_path: Path) -> None:
+    words = [*NANO, "name=run"]
+    stop_at(10, words, tmp_path)
+    _, folder = fit([*words, "optim.lr=1e-4", "optim.betas=[0.5,0.6]", "optim.weight_decay=2"], tmp_path)
+    lines, optim = read_metrics(folder / "metrics.jsonl"), OptimSpec(lr=1e-4, warmup=4, schedule="constant")
+    assert [line["optim/lr"] for line in lines[4:10]] == pytest.approx([1e-2] * 6)
+    assert [line["optim/lr"] for line in lines[10:]] == pytest.approx(
+        [learning_rate(s, optim, 20) for s in range(10, 20)]
+    )
+    state = torch.load(folder / "checkpoints" / "step-00000020" / "state", weights_only=True)
+    groups = state["optimizer_states"][0]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [2, 0] and groups[0]["betas"] == (0.5, 0.6)
+
+
+def test_a_run_whose_last_save_failed_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*NANO, "name=run", "trainer.checkpoint_every=8"]
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="step 20 could not be saved"):
+        save = L.Trainer.save_checkpoint
+
+        def full_at_the_end(trainer: L.Trainer, path: Path) -> None:
+            if trainer.global_step == 20:
+                raise OSError("No space left on device")
+            save(trainer, path)
+
+        patch.setattr(L.Trainer, "save_checkpoint", full_at_the_end)
+        fit(words, tmp_path)
+    assert not (tmp_path / "run" / "ledger.json").exists()
+    ledger, folder = fit(words, tmp_path)
+    assert ledger["status"] == "finished" and [*manifests(folder / "checkpoints")][-1].name == "step-00000020"
+    assert [line["step"] for line in read_metrics(folder / "metrics.jsonl")] == list(range(1, 21))
+
+
+def test_weights_are_those_of_the_ledger(tmp_path: Path) -> None:
+    words = [*NANO, "name=run", "trainer.checkpoint_every=8"]
+    _, folder = fit(words, tmp_path)
+    last = folder / "checkpoints" / "step-00000020"
+    before = manifests(folder / "checkpoints")[last]
+    (folder / "ledger.json").unlink()
+    fit([*words, "optim.clip=0.01"], tmp_path)
+    assert manifests(folder / "checkpoints")[last]["files"] != before["files"]
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:
+    words = [*NANO, "name=run"]
+    stop_at(10, words, tmp_path)
+    with pytest.raises(ValueError, match=r"is at step 10 already, beyond trainer.steps=5"):
+        fit([*words, "trainer.steps=5"], tmp_path)
+    assert [*manifests(tmp_path / "run" / "checkpoints")][-1].name == "step-00000010"
+
+
+def test_another_text_under_the_same_path_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    words = ["recipe=quickstart", "scale=nano", "data=files", f"data.path={text}", "data.vocab=300", "name=run"]
+    words += [f"data.cache={tmp_path / 'cache'}", "data.holdout=0.5", "trainer.val_batches=1"]
+    text.write_text("one line and another " * 400)
+    stop_at(10, words, tmp_path)
+    text.write_text("something else altogether " * 400)
+    with pytest.raises(ValueError, match=r"begun on other text than data.corpus=files"):
+        fit(words, tmp_path)
+
+
+def test_a_step_that_was_not_finite_is_not_saved(tmp_path: Path) -> None:
+    words = [*NANO, "optim.lr=1e30", "optim.clip=0", "trainer.checkpoint_every=1", "trainer.keep=1"]
+    ledger, folder = fit(words, tmp_path)
+    (saved,) = manifests(folder / "checkpoints").values()
+    assert ledger["status"] == "diverged" and saved["step"] == ledger["steps"] - 1
+
+
+def test_consolidating_again_leaves_nothing_of_before(tmp_path: Path) -> None:
+    _, folder = fit(NANO, tmp_path)
+    for size, several in ((2**20, False), (2**14, True), (2**16, True), (2**20, False)):
+        files = consolidate(folder, folder, size)
+        assert {*folder.glob("model*.safetensors")} == {*files} and (len(files) > 1) == several
+        index = folder / "model.safetensors.index.json"
+        assert index.exists() == several
+        if several:
+            assert {*json.loads(index.read_text())["weight_map"].values()} == {file.name for file in files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 
@@ -28,6 +29,12 @@ VALIDATION = 512  # rows of the endless task that are held out
 def to_stderr(line: str) -> None:
     """The default for ``say``: standard output may hold results."""
     print(line, file=sys.stderr, flush=True)
+
+
+def _deaf(worker: int) -> None:
+    """A signal to the whole job is the main process's to answer, and that needs its workers until it has saved."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class LMData(L.LightningDataModule):
@@ -121,6 +128,7 @@ class LMData(L.LightningDataModule):
             batch_size=None,
             num_workers=self.spec.workers,
             generator=torch.Generator(),
+            worker_init_fn=_deaf,
         )
 
     def _place(self) -> tuple[int, int]:

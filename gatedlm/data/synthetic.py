@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 BOS = 0
 TRIGGERS = 8
+Rows = TypeVar("Rows", Tensor, np.ndarray)
 CHAIN_SEED = 2410_13835  # the chain belongs to the task: every seed of a run meets the same one
 
 
@@ -41,7 +43,7 @@ class Chain:
         return hashlib.sha256(self.transitions.tobytes()).hexdigest()[:16]
 
 
-def active(inputs: Tensor) -> Tensor:
+def active(inputs: Rows) -> Rows:
     """Queries on triggers: their target is the token before them, which a head must copy."""
     return (inputs != BOS) & (inputs <= TRIGGERS)
 
@@ -74,7 +76,7 @@ class Backcopy(torch.utils.data.Dataset):
     """
 
     def __init__(self, vocab: int, context: int, stream: list[int], count: int | None = None) -> None:
-        self.cumulative = torch.from_numpy(chain(vocab).transitions.cumsum(1))
+        self.cumulative = chain(vocab).transitions.cumsum(1)
         self.context, self.stream, self.count = context, stream, count
 
     def __len__(self) -> int:
@@ -82,13 +84,11 @@ class Backcopy(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
-        uniform = torch.from_numpy(
-            np.stack([np.random.default_rng([*self.stream, index]).random(self.context) for index in indices])
-        )
-        rows = torch.full((len(indices), self.context + 1), BOS)
+        uniform = np.stack([np.random.default_rng([*self.stream, index]).random(self.context) for index in indices])
+        rows = np.full((len(indices), self.context + 1), BOS)
         for t in range(self.context):
-            drawn = (self.cumulative[rows[:, t]] <= uniform[:, t, None]).sum(1).clamp(max=len(self.cumulative) - 1)
-            rows[:, t + 1] = torch.where(active(rows[:, t]), rows[:, t - 1], drawn)
-        return rows
+            drawn = (self.cumulative[rows[:, t]] <= uniform[:, t, None]).sum(1).clip(max=len(self.cumulative) - 1)
+            rows[:, t + 1] = np.where(active(rows[:, t]), rows[:, t - 1], drawn)
+        return torch.from_numpy(rows)
 
     packed = __getitem__  # BOS stands first by the task's own rule

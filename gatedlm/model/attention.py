@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gatedlm.model.cache import Past
 from gatedlm.model.gate import Gate, Ungated
 from gatedlm.model.norm import RMSNorm
 from gatedlm.model.rope import rotate
+from gatedlm.model.switch import SwitchProjection
 from gatedlm.shapes import Bool, Float
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self,
         q: Float[Tensor, "B T H D"],
-        k: Float[Tensor, "B T G D"],
-        v: Float[Tensor, "B T G D"],
-        mask: Bool[Tensor, "B 1 T T"] | None = None,
+        k: Float[Tensor, "B S G D"],
+        v: Float[Tensor, "B S G D"],
+        mask: Bool[Tensor, "b 1 T S"] | None = None,
     ) -> Float[Tensor, "B T H D"]:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
@@ -47,8 +49,12 @@ class Attention(nn.Module):
         heads = {"query": spec.heads, "key": spec.kv_heads, "value": spec.kv_heads, "sdpa": spec.heads, "output": 1}
         self.dim = dim
         self.q_proj = nn.Linear(width, spec.heads * dim, bias=False)
-        self.k_proj = nn.Linear(width, spec.kv_heads * dim, bias=False)
-        self.v_proj = nn.Linear(width, spec.kv_heads * dim, bias=False)
+        self.k_proj, self.v_proj = (
+            SwitchProjection(width, spec.kv_heads, dim, spec.switch)
+            if spec.switch.at(place)
+            else nn.Linear(width, spec.kv_heads * dim, bias=False)
+            for place in ("key", "value")
+        )
         self.o_proj = nn.Linear(spec.heads * dim, width, bias=False)
         self.q_norm, self.k_norm = (RMSNorm(dim) if spec.qk_norm else nn.Identity() for _ in range(2))
         self.core = SoftmaxAttention()
@@ -61,12 +67,15 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B T C"],
         rope: tuple[Float[Tensor, "1 T 1 D"], Float[Tensor, "1 T 1 D"]],
-        mask: Bool[Tensor, "B 1 T T"] | None = None,
+        mask: Bool[Tensor, "b 1 T S"] | None = None,
+        past: Past | None = None,
     ) -> Float[Tensor, "B T C"]:
         q = self.gates["query"](self._split(self.q_proj(x)), x)
         k = self.gates["key"](self._split(self.k_proj(x)), x)
         v = self.gates["value"](self._split(self.v_proj(x)), x)
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
+        if past is not None:
+            k, v = past.extended(k, v)
         o = self.gates["sdpa"](self.core(q, k, v, mask), x)
         y = self.o_proj(o.flatten(-2)).unsqueeze(-2)
         return self.gates["output"](y, x).squeeze(-2)

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gatedlm.model.attention import Attention, SoftmaxAttention
+from gatedlm.model.cache import Cache, Past
 from gatedlm.model.feedforward import ExpertsSpec, MixtureOfExperts, Routing, SwiGLU
 from gatedlm.model.gate import Gate, GateSpec, Score
 from gatedlm.model.norm import RMSNorm
 from gatedlm.model.rope import RopeSpec, angles
+from gatedlm.model.switch import SwitchSpec
 from gatedlm.shapes import Bool, Float, Int
 
 
@@ -37,6 +39,7 @@ class ModelSpec:
     ffn            width of the SwiGLU feed-forward, or of one expert in a mixture
     experts        a mixture of experts instead of the dense feed-forward
     gates          the gates, at most one at each position
+    switch         several key/value projections a head, of which each token uses some
     qk_norm        RMSNorm on each head's query and key (Appendix A.2)
     sandwich_norm  RMSNorm on the outputs of attention and feed-forward too (Section 4.1)
     tied           one matrix embeds tokens and reads them out
@@ -53,6 +56,7 @@ class ModelSpec:
     ffn: int = 176
     experts: ExpertsSpec = field(default_factory=ExpertsSpec)
     gates: list[GateSpec] = field(default_factory=list)
+    switch: SwitchSpec = field(default_factory=SwitchSpec)
     qk_norm: bool = True
     sandwich_norm: bool = False
     tied: bool = False
@@ -76,7 +80,10 @@ class ModelSpec:
         shared = self.layers * (attention + norms + router) + gate
         shared += self.width + self.vocab * self.width * (1 if self.tied else 2)
         count, used = (self.experts.count, self.experts.used) if self.experts.count else (1, 1)
-        return Parameters(shared + self.layers * count * expert, shared + self.layers * used * expert, gate)
+        total, active = (_switch_parameters(self, n) for n in (self.switch.count, self.switch.used))
+        return Parameters(
+            shared + self.layers * (count * expert + total), shared + self.layers * (used * expert + active), gate
+        )
 
     def matched_to(self, baseline: ModelSpec, multiple: int = 8) -> ModelSpec:
         """This model with ``ffn`` changed so that its total matches the baseline's, rounded up to ``multiple``.
@@ -130,6 +137,13 @@ def _one_factor(spec: ModelSpec, gate: GateSpec) -> bool:
     return single and gate.combine == "multiply" and gate.granularity == "headwise"
 
 
+def _switch_parameters(spec: ModelSpec, projections: int) -> int:
+    """What switch heads add to a layer if ``projections`` of each head are counted, and all scores."""
+    places = sum(spec.switch.at(place) for place in ("key", "value"))
+    added = (projections - 1) * spec.head_dim + spec.switch.count
+    return places * spec.kv_heads * spec.width * added
+
+
 def _gate_parameters(spec: ModelSpec, gate: GateSpec) -> int:
     heads = {"key": spec.kv_heads, "value": spec.kv_heads, "output": 1}.get(gate.position, spec.heads)
     dim = spec.width if gate.position == "output" else spec.head_dim
@@ -158,9 +172,10 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "B T C"],
         rope: tuple[Float[Tensor, "1 T 1 D"], Float[Tensor, "1 T 1 D"]],
-        mask: Bool[Tensor, "B 1 T T"] | None = None,
+        mask: Bool[Tensor, "b 1 T S"] | None = None,
+        past: Past | None = None,
     ) -> tuple[Float[Tensor, "B T C"], Routing | None]:
-        h = x + self.attention_post_norm(self.attention(self.attention_norm(x), rope, mask))
+        h = x + self.attention_post_norm(self.attention(self.attention_norm(x), rope, mask, past))
         y, routing = self.feedforward(self.feedforward_norm(h))
         return h + self.feedforward_post_norm(y), routing
 
@@ -173,10 +188,14 @@ class Output(NamedTuple):
 
 
 class Station(NamedTuple):
-    """Where a reader may listen in one layer: the block's output, attention's q, k and v, and the gates' scores."""
+    """Where a reader may listen in one layer: the block, attention's core, and the gates' scores.
+
+    ``gate`` stands between the core and the output projection, whether it is a gate (G1) or none.
+    """
 
     block: Block
     core: SoftmaxAttention
+    gate: nn.Module
     scores: dict[str, Score]
 
 
@@ -191,16 +210,31 @@ class GatedLM(nn.Module):
         self.norm = RMSNorm(spec.width)
         self.head = None if spec.tied else nn.Linear(spec.width, spec.vocab, bias=False)
 
-    def forward(self, tokens: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None) -> Output:
-        """``documents`` numbers each token's document: attention then stays within it."""
-        positions, mask = _layout(tokens, documents)
+    def forward(
+        self, tokens: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None, cache: Cache | None = None
+    ) -> Output:
+        """``documents`` numbers each token's document: attention then stays within it.
+
+        ``cache`` holds what earlier passes read, which these tokens follow, and keeps them for the next; it has one
+        document a row, so ValueError with ``documents``.
+        """
+        x, routing = self.hidden(tokens, documents, cache)
+        return Output(self.head(x) if self.head is not None else F.linear(x, self.embed.weight), routing)
+
+    def hidden(
+        self, tokens: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None, cache: Cache | None = None
+    ) -> tuple[Float[Tensor, "B T C"], list[Routing]]:
+        """norm(blocks(embed(tokens))), what ``forward`` reads the logits from, for callers that want them in parts."""
+        if cache is not None and documents is not None:
+            raise ValueError("documents= and cache= exclude each other: a cache holds one document a row, give one")
+        positions, mask = _layout(tokens, documents) if cache is None else cache.advance(tokens)
+        pasts = [None] * len(self.blocks) if cache is None else cache.layers
         rope = angles(self.spec.rope, positions, self.spec.head_dim)
         x, routing = self.embed(tokens), []
-        for block in self.blocks:
-            x, decision = block(x, rope, mask)
+        for block, past in zip(self.blocks, pasts, strict=True):
+            x, decision = block(x, rope, mask, past)
             routing += [decision] if decision is not None else []
-        x = self.norm(x)
-        return Output(self.head(x) if self.head is not None else F.linear(x, self.embed.weight), routing)
+        return self.norm(x), routing
 
     def stations(self) -> list[Station]:
         """One per layer, in order, for hooks; see ``gatedlm.probes``."""
@@ -208,8 +242,9 @@ class GatedLM(nn.Module):
 
 
 def _station(block: Block) -> Station:
-    gates = block.attention.gates.items()
-    return Station(block, block.attention.core, {place: gate.score for place, gate in gates if isinstance(gate, Gate)})
+    gates = block.attention.gates
+    scores = {place: gate.score for place, gate in gates.items() if isinstance(gate, Gate)}
+    return Station(block, block.attention.core, gates["sdpa"], scores)
 
 
 def _layout(tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor | None]:

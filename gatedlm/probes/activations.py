@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,3 +24,8 @@ def m_act(layer: LayerTrace) -> Outlier:
     size = layer.hidden.abs()
     row, token, channel = (int(place) for place in torch.unravel_index(size.argmax(), size.shape))
     return Outlier(float(size[row, token, channel]), row, token, channel)
+
+
+def larger(a: Outlier, b: Outlier) -> Outlier:
+    """The one of larger size; nan, which a diverged run leaves, counts as larger than any number."""
+    return max(a, b, key=lambda outlier: (math.isnan(outlier.size), outlier.size))

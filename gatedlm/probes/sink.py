@@ -73,7 +73,34 @@ def sink_rate(first: Float[Tensor, "B H T"], threshold: float = 0.3) -> Float[Te
     return (first.mean(-1) > threshold).float().mean()
 
 
+def first_value(layer: LayerTrace) -> Float[Tensor, ""]:
+    """|v_0|, the first token's value, averaged over rows and key/value heads."""
+    return _value_size(layer)[:, 0].mean()
+
+
 def value_drain(layer: LayerTrace) -> Float[Tensor, ""]:
     """|v_0| / mean over t > 0 of |v_t|, per row and key/value head, then averaged; a sink drains to far below 1."""
-    size = layer.v.float().norm(dim=-1)
-    return (size[:, 0] / size[:, 1:].mean(1)).mean()
+    return _drains(layer).mean()
+
+
+def effective_sink(
+    layer: LayerTrace, first: Float[Tensor, "B H T"], score: Float[Tensor, "B T _ _"] | None = None
+) -> Float[Tensor, ""]:
+    """The mean over rows, heads and queries i > 0 of A_i0 s_i |v_0| / mean over t > 0 of |v_t|.
+
+    How much of the first token a head really passes on. ``first`` is A_i0; s_i is the mean over channels of the score
+    that multiplies the head's SDPA output, 1 without. Query heads take the values of their own key/value head.
+    """
+    passed = first * _drains(layer).repeat_interleave(first.shape[1] // layer.v.shape[2], dim=1)[..., None]
+    if score is not None:
+        passed = passed * score.mean(-1).transpose(1, 2)
+    return passed[..., 1:].mean()
+
+
+def _value_size(layer: LayerTrace) -> Float[Tensor, "B T G"]:
+    return layer.v.float().norm(dim=-1)
+
+
+def _drains(layer: LayerTrace) -> Float[Tensor, "B G"]:
+    size = _value_size(layer)
+    return size[:, 0] / size[:, 1:].mean(1)

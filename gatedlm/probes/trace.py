@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gatedlm.model.lm import GatedLM, Station
 from gatedlm.shapes import Bool, Float
+
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class LayerTrace:
     q, k, v  as softmax attention took them: after gates, QK-norm and RoPE
     mask     which keys each query saw, None if causal
     sdpa     softmax attention's output, before its gate (G1)
+    gated    the same after its gate, as the output projection takes it; without a gate, the same
     hidden   the block's output in the residual stream
     scores   by gate position, in fp32; heads and channels are 1 where the score is shared over them. A gate with
              source=self has no score apart from its output Y', which then stands here
@@ -30,6 +34,7 @@ class LayerTrace:
     v: Float[Tensor, "B T G D"]
     mask: Bool[Tensor, "b 1 T T"] | None
     sdpa: Float[Tensor, "B T H D"]
+    gated: Float[Tensor, "B T H D"]
     hidden: Float[Tensor, "B T C"]
     scores: dict[str, Float[Tensor, "B T _ _"]]
 
@@ -38,37 +43,60 @@ Trace = list[LayerTrace]
 
 
 @contextmanager
-def tracing(model: GatedLM) -> Iterator[Trace]:
-    """``with tracing(model) as trace: model(tokens)`` fills ``trace``, layer by layer, when the block ends.
+def watching(model: GatedLM, see: Callable[[LayerTrace], Seen]) -> Iterator[list[Seen]]:
+    """``with watching(model, see) as seen: model(tokens)`` fills ``seen`` with see(layer), in order, when it ends.
 
+    ``see`` is called as a layer ends, and what it does not return is let go: one layer's trace is in memory at a time.
     Outputs, gradients and random state stay as they were; of several passes the last is kept. The hooks go even if the
     block raises. Raises ValueError if a station saw nothing, as happens in a compiled model.
     """
-    stations, trace = model.stations(), []
-    arrived: dict[nn.Module, Any] = {}
-    left: dict[nn.Module, Any] = {}
+    stations, seen, found = model.stations(), [], {}
     with ExitStack() as hooks:
-        for block, core, scores in stations:
-            hooks.enter_context(core.register_forward_pre_hook(lambda core, args: arrived.update({core: args})))
-            for module in (block, core, *scores.values()):
-                hooks.enter_context(module.register_forward_hook(lambda module, _, out: left.update({module: out})))
-        yield trace
-    if not stations or not all({block, core, *scores.values()} <= left.keys() for block, core, scores in stations):
+        for number, station in enumerate(stations):
+            for hook in _listen(station, lambda layer, number=number: found.update({number: see(layer)})):
+                hooks.enter_context(hook)
+        yield seen
+    if not stations or len(found) < len(stations):
         raise ValueError(
             "tracing saw nothing at some layers: run the model inside the `with` block, and trace the eager model, "
             "because hooks do not fire in a compiled one"
         )
-    trace += [_layer(station, arrived, left) for station in stations]
+    seen += [found[number] for number in range(len(stations))]
 
 
-def _layer(station: Station, arrived: dict[nn.Module, Any], left: dict[nn.Module, Any]) -> LayerTrace:
-    q, k, v, mask = arrived[station.core]
+@contextmanager
+def tracing(model: GatedLM) -> Iterator[Trace]:
+    """``with tracing(model) as trace: model(tokens)``: ``watching`` that keeps all there is to see of every layer."""
+    with watching(model, lambda layer: layer) as trace:
+        yield trace
+
+
+def _listen(station: Station, end: Callable[[LayerTrace], None]) -> list[RemovableHandle]:
+    """Hooks that keep what passes inside the block and hand it to ``end`` when the block ends."""
+    inside = (station.core, station.gate, *station.scores.values())
+    passed: dict[nn.Module, Any] = {}
+
+    def keep(module: nn.Module, args: Any, out: Any) -> None:
+        passed[module] = (args, out)
+
+    def leave(block: nn.Module, args: Any, out: Any) -> None:
+        if set(inside) <= passed.keys():
+            layer = _layer(station, passed, out[0])
+            passed.clear()
+            end(layer)
+
+    return [*(module.register_forward_hook(keep) for module in inside), station.block.register_forward_hook(leave)]
+
+
+def _layer(station: Station, passed: dict[nn.Module, Any], hidden: Tensor) -> LayerTrace:
+    (q, k, v, mask), sdpa = passed[station.core]
     return LayerTrace(
         q.detach(),
         k.detach(),
         v.detach(),
         mask,
-        sdpa=left[station.core].detach(),
-        hidden=left[station.block][0].detach(),
-        scores={position: left[score].detach() for position, score in station.scores.items()},
+        sdpa=sdpa.detach(),
+        gated=passed[station.gate][1].detach(),
+        hidden=hidden.detach(),
+        scores={position: passed[score][1].detach() for position, score in station.scores.items()},
     )

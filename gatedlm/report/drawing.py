@@ -98,7 +98,7 @@ def chart(
     return _figure(axes, label, f"Nothing was recorded of: {', '.join(missing)}." if missing else "")
 
 
-def attention_map(attention: np.ndarray, layer: int, head: int) -> str:
+def attention_map(label: str, attention: np.ndarray) -> str:
     """One head's map (T, T), column 0 drawn wide and apart; what a query could not see stays blank."""
     time = len(attention)
     # Laying out each of many small drawings by itself would take most of the report's time.
@@ -116,7 +116,7 @@ def attention_map(attention: np.ndarray, layer: int, head: int) -> str:
     )
     axes.get_xticklabels()[0].set(color=VERMILLION, fontweight="bold")
     first = f"first token {number(float(attention[1:, 0].mean()))}" if time > 1 else "one query"
-    return _figure(axes, f"Layer {layer}, head {head}", first)
+    return _figure(axes, label, first)
 
 
 def colour_scale() -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,51 +11,16 @@ import numpy as np
 import yaml
 from torch import Tensor
 
-from gatedlm.report.drawing import (
-    DRAWING,
-    Line,
-    attention_map,
-    chart,
-    colour_scale,
-    floats,
-    loss_curve,
-    number,
-    palette,
-    ridges,
-    sentence,
-)
+from gatedlm.report.drawing import DRAWING, Line, chart, floats, loss_curve, number, ridges, sentence
+from gatedlm.report.layout import PLACES, attention_maps, by_layer, page, pre, section, table, uniform
 from gatedlm.report.names import FIGURES, MEANINGS
 
-STYLE = Path(__file__).with_name("style.css")
-
-PLACES = {
-    "query": "the query (G4)",
-    "key": "the key (G3)",
-    "value": "the value (G2)",
-    "sdpa": "the SDPA output (G1)",
-    "output": "the output of the attention layer (G5)",
-}
 NOT_OF_ALL = ("val/bits_per_byte", "gate_score", "share_below")  # without text or gates they are None
 SOURCES = {"input": "the hidden state after the pre-norm", "constant": "a learned table, whatever the input"}
 PACKED = """<p>As packed, a row begins wherever the packing cut the text; with a fixed first token all rows begin
 alike.</p>"""
 BACKCOPY = """<p>Bigram-Backcopy: an active query stands on a trigger and has to look one token back; a dormant one has
 nothing to copy and may rest on the first token.</p>"""
-MAPS = """<p>Each line of a map is a query and sums to one. The first token's column is drawn wide and apart. The row
-reads, from the first token on (a space is ·, a line end ↵):</p>"""
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{name}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
 
 
 def write_report(
@@ -74,21 +38,19 @@ def write_report(
     """
     import matplotlib
 
-    name = escape(str(ledger["name"]))
     with matplotlib.rc_context(DRAWING):
         sections = (
             _headline(ledger),
-            _section("Loss and optimizer", _loss(ledger, metrics), *_optimizer(metrics)),
-            _section("Attention on the first token and massive activations", *_sink(ledger, metrics)),
-            _section("Attention maps", *_maps(maps, tokens)),
-            _section("Gate scores", *_gate_scores(ledger, metrics)),
-            _section("Sample", _pre(sample) if sample else sentence("This run wrote no sample.")),
-            _section("Recipe", _recipe(ledger["recipe"])),
-            _section("Where it comes from", _provenance(ledger)),
+            section("Loss and optimizer", _loss(ledger, metrics), *_optimizer(metrics)),
+            section("Attention on the first token and massive activations", *_sink(ledger, metrics)),
+            section("Attention maps", *attention_maps(maps, tokens)),
+            section("Gate scores", *_gate_scores(ledger, metrics)),
+            section("Sample", pre(sample) if sample else sentence("This run wrote no sample.")),
+            section("Recipe", _recipe(ledger["recipe"])),
+            section("Where it comes from", _provenance(ledger)),
         )
     path = folder / "report.html"
-    page = PAGE.format(name=name, style=palette() + STYLE.read_text(), body="\n".join(sections))
-    path.write_text(page, encoding="utf-8", errors="replace")
+    path.write_text(page(str(ledger["name"]), sections), encoding="utf-8", errors="replace")
     return path
 
 
@@ -143,11 +105,11 @@ def _final(ledger: dict[str, Any]) -> str:
         for key, values in beside.items()
     }
     rows = [
-        (label, number(final[key]), "; ".join(filter(None, (MEANINGS.get(key), levels.get(key)))))
+        (escape(label), number(final[key]), "; ".join(filter(None, (MEANINGS.get(key), levels.get(key)))))
         for key, label in FIGURES.items()
         if key in final and not (key in NOT_OF_ALL and final[key] is None)
     ]
-    return _table(("figure", "value", "to read it by"), rows)
+    return table(("figure", "value", "to read it by"), rows)
 
 
 def _loss(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
@@ -169,37 +131,26 @@ def _optimizer(metrics: list[dict[str, Any]]) -> list[str]:
 
 
 def _sink(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
-    f_attn, m_act, uniform = "share of attention on the first token", "largest |h| of a layer", _uniform(ledger)
-    by_layer = ledger["by_layer"]
-    alike = by_layer["f_attn"] == by_layer["f_attn_fixed_first"]
+    f_attn, m_act, level = "share of attention on the first token", "largest |h| of a layer", _uniform(ledger)
+    layers = ledger["by_layer"]
+    alike = layers["f_attn"] == layers["f_attn_fixed_first"]
     rows = {"": "f_attn"} if alike else {"as packed": "f_attn", "fixed first token": "f_attn_fixed_first"}
     probed = {label: f"probe/{key}" for label, key in rows.items()}
     figures = [
         "" if alike else PACKED,
-        _over_steps("F-Attn over training", f_attn, metrics, probed, uniform),
+        _over_steps("F-Attn over training", f_attn, metrics, probed, level),
         _over_steps("M-Act over training", m_act, metrics, {"": "probe/m_act"}),
     ]
-    if len(by_layer["m_act"]) > 1:
+    if len(layers["m_act"]) > 1:
+        shares = {label: layers[key] for label, key in rows.items()}
         figures += [
-            _by_layer("F-Attn by layer", f_attn, ledger, rows, uniform),
-            _by_layer("M-Act by layer", m_act, ledger, {"": "m_act"}),
+            by_layer("F-Attn by layer", f_attn, shares, level),
+            by_layer("M-Act by layer", m_act, {"": layers["m_act"]}, {}),
         ]
     if "f_attn_dormant" in ledger["final"]:
         kinds = {"dormant queries": "probe/f_attn_dormant", "active queries": "probe/f_attn_active"}
-        figures += [BACKCOPY, _over_steps("F-Attn of dormant and active queries", f_attn, metrics, kinds, uniform)]
+        figures += [BACKCOPY, _over_steps("F-Attn of dormant and active queries", f_attn, metrics, kinds, level)]
     return figures
-
-
-def _maps(maps: dict[int, Tensor], tokens: list[str]) -> list[str]:
-    if not maps:
-        return [sentence("No attention map was kept.")]
-    row = "".join(f'<span title="position {i}">{escape(_visible(token))}</span>' for i, token in enumerate(tokens))
-    parts = [f'{MAPS}<p class="tokens">{row}</p>', colour_scale()]
-    layers = []
-    for layer, heads in maps.items():
-        figures = [attention_map(head, layer, i) for i, head in enumerate(heads.detach().double().cpu().numpy())]
-        layers.append(f'<div><h3>Layer {int(layer)}</h3><div class="maps">{"".join(figures)}</div></div>')
-    return [*parts, f'<div class="layers">{"".join(layers)}</div>']
 
 
 def _gate_scores(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> list[str]:
@@ -217,7 +168,7 @@ def _recipe(recipe: dict[str, Any]) -> str:
     single = {key: value for key, value in recipe.items() if not isinstance(value, dict)}
     blocks = [single, *({key: value} for key, value in recipe.items() if key not in single)]
     texts = [yaml.safe_dump(block, sort_keys=False, allow_unicode=True) for block in blocks]
-    return f'<div class="blocks">{"".join(map(_pre, texts))}</div>'
+    return f'<div class="blocks">{"".join(map(pre, texts))}</div>'
 
 
 def _provenance(ledger: dict[str, Any]) -> str:
@@ -231,7 +182,7 @@ def _provenance(ledger: dict[str, Any]) -> str:
         **{f"corpus {key}": _plain(value) for key, value in corpus.items() if value != {}},
         **ledger["versions"],
     }
-    return _table(("what", "which"), [(escape(str(key)), escape(str(value))) for key, value in rows.items()])
+    return table(("what", "which"), [(escape(str(key)), escape(str(value))) for key, value in rows.items()])
 
 
 def _plain(value: Any) -> str:
@@ -252,18 +203,6 @@ def _over_steps(
     return chart(label, "step", unit, lines, levels or {}, log)
 
 
-def _by_layer(
-    label: str,
-    unit: str,
-    ledger: dict[str, Any],
-    keys: dict[str, str],
-    levels: Mapping[str, float | None] | None = None,
-) -> str:
-    columns = {name: floats(ledger["by_layer"].get(key, ())) for name, key in keys.items()}
-    lines = {name: (np.arange(len(values)), values) for name, values in columns.items()}
-    return chart(label, "layer", unit, lines, levels or {})
-
-
 def _points(metrics: list[dict[str, Any]], key: str) -> Line:
     """Steps and values of the lines that have the key; a null is nan."""
     lines = [line for line in metrics if key in line]
@@ -271,27 +210,4 @@ def _points(metrics: list[dict[str, Any]], key: str) -> Line:
 
 
 def _uniform(ledger: dict[str, Any]) -> dict[str, float]:
-    """F-Attn of attention spread evenly: the mean over queries 1 <= i < T of 1 / (i + 1)."""
-    context = ledger["recipe"]["data"]["context"]
-    return {"uniform attention": float(np.mean(1 / np.arange(2, context + 1)))} if context > 1 else {}
-
-
-def _visible(token: str) -> str:
-    return token.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
-
-
-def _section(title: str, *parts: str) -> str:
-    """A heading; figures that follow one another share a grid."""
-    body = re.sub(r"((?:<figure>.*?</figure>)+)", r'<div class="figures">\1</div>', "".join(parts), flags=re.DOTALL)
-    return f"<section><h2>{title}</h2>{body}</section>"
-
-
-def _pre(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{lines}</tbody></table>"
-    )
+    return uniform(ledger["recipe"]["data"]["context"])

@@ -74,7 +74,9 @@ class Recorder(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         kept = [line for line in read_metrics(self.file) if line["step"] <= trainer.global_step]
         if trainer.is_global_zero:
-            self.file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            draft = self.file.with_suffix(".part")
+            draft.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            draft.replace(self.file)
         for line in kept:
             self.watch.see(line["step"], as_float(line["train/loss"]))
         self._earlier = kept[-1]["seconds"] if kept else 0.0
@@ -117,7 +119,7 @@ class Display(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._shown, self._began, self._first_step = time.perf_counter(), time.perf_counter(), trainer.global_step
         if trainer.is_global_zero and self.console.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
             self._progress = Progress(*columns, console=self.console)
             self._task = self._progress.add_task("", total=trainer.max_steps, completed=trainer.global_step)
             self._progress.start()
@@ -127,7 +129,8 @@ class Display(Callback):
         now, last = time.perf_counter(), trainer.global_step == trainer.max_steps
         if trainer.is_global_zero and self._is_new_spike(trainer.global_step):
             rise = as_float(self.recorder.latest["train/spike"])
-            self.console.print(f"spike at step {trainer.global_step}: the loss is {rise:.2f} nats above its trend")
+            size = f"{rise:.2f} nats above its trend" if math.isfinite(rise) else "not finite"
+            self.console.print(f"spike at step {trainer.global_step}: the loss is {size}")
         quiet = now - self._shown < pause and not last
         if not trainer.is_global_zero or not self.recorder.latest or quiet:
             return

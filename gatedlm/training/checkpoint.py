@@ -36,7 +36,7 @@ def _manifest(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text())
         if isinstance(found["step"], int) and isinstance(found["files"], dict):
             return found
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, OSError):
         pass
     return {"step": 0, "files": {file.name: None}}
 
@@ -66,7 +66,7 @@ class Checkpoints(Checkpoint):
     The best is the one of least val/loss, of those that a validation at the same step rated.
 
     SIGINT, SIGTERM and SIGUSR1 raise a flag that all ranks agree on at the next step boundary: Lightning's own handler
-    broadcasts inside the handler and hangs with several processes. A second signal acts at once. ``stopped_by`` is the
+    broadcasts inside the handler and hangs with several processes. A second signal kills at once. ``stopped_by`` is the
     signal that ended the run, or None. OSError where a save fails; the checkpoints before it stay.
     """
 
@@ -83,6 +83,8 @@ class Checkpoints(Checkpoint):
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if trainer.should_stop:  # the guard's doing: a step that was not finite is none to go on from
+            return
         asked = self._agreed(trainer)
         if asked:
             self.stopped_by = asked
@@ -102,7 +104,8 @@ class Checkpoints(Checkpoint):
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = number
-        self._restore_handlers()
+        for again in SIGNALS:
+            signal.signal(again, signal.SIG_DFL)
 
     def _restore_handlers(self) -> None:
         for number, handler in self._before.items():
@@ -126,7 +129,9 @@ class Checkpoints(Checkpoint):
         trainer.strategy.barrier()
         if trainer.is_global_zero:
             self._seal(path, trainer.global_step)
-            self._prune()
+            if trainer.global_step < trainer.max_steps:
+                self.prune()
+        trainer.strategy.barrier()  # a rank that ended now would take the first one with it
 
     def _seal(self, path: Path, step: int) -> None:
         files = {str(file.relative_to(path)): _mark(file) for file in sorted(path.rglob("*")) if file.is_file()}
@@ -137,7 +142,8 @@ class Checkpoints(Checkpoint):
         draft.write_text(json.dumps(manifest, indent=1))
         draft.replace(path / "manifest.json")
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Remove what is neither among the newest nor the best; after the last step, once its figures are written."""
         saved = manifests(self.folder)
         rated = [path for path in saved if saved[path].get("val/loss") is not None]
         best = min(rated, key=lambda path: saved[path]["val/loss"], default=None)

@@ -11,22 +11,23 @@ from lightning.pytorch.callbacks import Callback
 
 from gatedlm.data.module import LMData
 from gatedlm.data.packing import END_OF_TEXT
+from gatedlm.model.sampling import Sampling, generate
 from gatedlm.probes.spikes import find_spikes
 from gatedlm.recipe import Run
 from gatedlm.report import write_report
 from gatedlm.training.callbacks import Guard, Recorder, read_metrics
-from gatedlm.training.ledger import ledger, write_ledger
+from gatedlm.training.ledger import ledger
 from gatedlm.training.measure import MAP_TOKENS, Measurements, attention_maps
 from gatedlm.training.module import LitLM
-from gatedlm.training.sampling import sample
+from gatedlm.training.strategy import eager
 
 SAMPLE_TOKENS = 96
 
 
 class Closing(Callback):
-    """At the last step, or where ``guard`` ended the run, writes ledger.json, tokenizer.json and report.html.
+    """At the last step, or where ``guard`` ended the run, writes tokenizer.json and report.html and makes the ledger.
 
-    ``ledger`` is what stands in ledger.json, None while the run has not come to an end.
+    ``ledger`` is to be written once all else is saved, for it says that the run is over; None while it is not.
     """
 
     def __init__(
@@ -47,16 +48,17 @@ class Closing(Callback):
             maps, text = attention_maps(pl_module.net, row), self._sample(pl_module)
         lines = read_metrics(self.recorder.file)
         spikes = find_spikes([x["step"] for x in lines], [x["train/loss"] for x in lines], self.run.recipe.spikes)
-        self.ledger = ledger(self.run, self.data, lines[-1], self.measure, spikes, broken=self.guard.step is not None)
+        self.ledger = ledger(self.run, self.data, lines, self.measure, spikes, broken=self.guard.step is not None)
         if trainer.is_global_zero:
             self._write(lines, maps, row.tolist(), text)
 
     def _sample(self, lit: LitLM) -> str | None:
         if not self.data.tokenizer:
             return None
-        start = torch.tensor([END_OF_TEXT], device=lit.device)
-        tokens = sample(lit.net, start, SAMPLE_TOKENS, self.run.recipe.data.context, temperature=0.8, seed=0)
-        return self.data.tokenizer.decode(tokens.tolist())
+        length = min(SAMPLE_TOKENS, self.run.recipe.data.context)  # no longer than the rows it was trained on
+        with eager(lit.net):
+            tokens = [token for (token,) in generate(lit.net, [[END_OF_TEXT]], length, Sampling()) if token is not None]
+        return self.data.tokenizer.decode(tokens)
 
     def _write(
         self, lines: list[dict[str, Any]], maps: dict[int, torch.Tensor], row: list[int], text: str | None
@@ -65,7 +67,6 @@ class Closing(Callback):
         if self.data.tokenizer:
             self.data.tokenizer.save(str(self.folder / "tokenizer.json"))
         write_report(self.folder, self.ledger, lines, maps, [self._spell(token) for token in row], text)
-        write_ledger(self.folder, self.ledger)
 
     def _spell(self, token: int) -> str:
         tokenizer = self.data.tokenizer

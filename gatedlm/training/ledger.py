@@ -21,10 +21,10 @@ LIBRARIES = ("gatedlm", "torch", "lightning", "datasets", "tokenizers", "omegaco
 
 
 def ledger(
-    run: Run, data: LMData, line: dict[str, Any], measured: Measurements, spikes: Spikes, broken: bool
+    run: Run, data: LMData, lines: list[dict[str, Any]], measured: Measurements, spikes: Spikes, broken: bool
 ) -> dict[str, Any]:
-    """The ledger of a run that ended with metrics ``line``: diverged if a guard broke it off or no loss is left."""
-    recipe = run.recipe
+    """The ledger of a run with these metrics lines: diverged if a guard broke it off or no loss is left."""
+    recipe, line = run.recipe, lines[-1]
     validation, probed = measured.validation, measured.probed
     diverged = broken or not math.isfinite(validation["val/loss"])
     final = {"train/loss": line["train/loss"], "val/bits_per_byte": None} | validation | probed.figures
@@ -44,13 +44,14 @@ def ledger(
         "tokens_per_second": line["tokens"] / line["seconds"],
         "corpus": asdict(data.corpus),
         "baselines": data.baselines(),
+        "initial_loss": lines[0]["train/loss"],
         "final": final,
         "by_layer": probed.by_layer,
         "scores": probed.trained.as_dict()["scores"],
         "spikes": spikes.points,
         "spike_events": [event._asdict() for event in spikes.events],
     }
-    return _plain(content)
+    return plain(content)
 
 
 def read_ledger(folder: Path) -> dict[str, Any] | None:
@@ -74,12 +75,12 @@ def write_ledger(folder: Path, content: dict[str, Any]) -> None:
     draft.replace(folder / "ledger.json")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no word for a figure that is not finite: it becomes null."""
     if isinstance(value, dict):
-        return {key: _plain(below) for key, below in value.items()}
+        return {key: plain(below) for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(below) for below in value]
+        return [plain(below) for below in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -26,6 +26,7 @@ PROBE_ROWS = 16
 PROBE_BATCH = 4
 MAP_TOKENS = 64
 MAPPED_LAYERS = 3
+SINKS = ("f_attn", "f_attn_skip4", "sink_rate")
 
 
 @torch.no_grad()
@@ -46,7 +47,7 @@ def validate(lit: LitLM, data: LMData) -> dict[str, float]:
 class Probed:
     """Two summaries of the same rows, as packed and with end-of-text written over the first token of each.
 
-    ``trained`` is the one that begins as the training rows do: M-Act, gate scores and value drain are read from it.
+    ``trained`` is the one that begins as the training rows do: all but the sink's share is read from it.
     ``queries`` is the attention on the first token of the queries that the corpus tells apart (Bigram-Backcopy).
     """
 
@@ -59,19 +60,17 @@ class Probed:
     def figures(self) -> dict[str, float | None]:
         """One number each, over layers."""
         packed, fixed, trained = self.packed.totals, self.fixed.totals, self.trained.totals
-        own = {name: trained[name] for name in ("m_act", "gate_score", "share_below", "value_drain")}
-        sinks = ("f_attn", "f_attn_skip4", "sink_rate")
+        own = {name: figure for name, figure in trained.items() if name not in SINKS}
         return (
-            own | {name: packed[name] for name in sinks} | {f"{n}_fixed_first": fixed[n] for n in sinks} | self.queries
+            own | {name: packed[name] for name in SINKS} | {f"{n}_fixed_first": fixed[n] for n in SINKS} | self.queries
         )
 
     @property
     def by_layer(self) -> dict[str, list[float]]:
         """The same figures in each layer, lists from the first block to the last."""
-        sinks = ("f_attn", "f_attn_skip4", "sink_rate")
         packed, fixed = self.packed.by_layer, self.fixed.by_layer
-        own = {name: figures for name, figures in self.trained.by_layer.items() if name not in sinks}
-        return own | {name: packed[name] for name in sinks} | {f"{name}_fixed_first": fixed[name] for name in sinks}
+        own = {name: figures for name, figures in self.trained.by_layer.items() if name not in SINKS}
+        return own | {name: packed[name] for name in SINKS} | {f"{name}_fixed_first": fixed[name] for name in SINKS}
 
 
 def probe(net: GatedLM, data: LMData, rank: int = 0, world: int = 1) -> Probed:
@@ -79,8 +78,8 @@ def probe(net: GatedLM, data: LMData, rank: int = 0, world: int = 1) -> Probed:
     inputs, _ = loss.shift(data.packed_rows(PROBE_ROWS))
     with eager(net):
         packed, fixed = (_over_ranks(net, inputs, first, rank, world) for first in (None, END_OF_TEXT))
-        queries = _queries(net, inputs) if data.task else {}
-    return Probed(packed, fixed, fixed if data.spec.fixed_first else packed, queries)
+        by_kind = queries(net, inputs) if data.task else {}
+    return Probed(packed, fixed, fixed if data.spec.fixed_first else packed, by_kind)
 
 
 def _over_ranks(net: GatedLM, inputs: Tensor, first: int | None, rank: int, world: int) -> Summary:
@@ -93,7 +92,8 @@ def _over_ranks(net: GatedLM, inputs: Tensor, first: int | None, rank: int, worl
 
 
 @torch.no_grad()
-def _queries(net: GatedLM, inputs: Tensor) -> dict[str, float]:
+def queries(net: GatedLM, inputs: Tensor) -> dict[str, float]:
+    """F-Attn of Bigram-Backcopy's dormant and active queries, over layers and heads."""
     with tracing(net) as trace:
         net(inputs.to(net.embed.weight.device))
     first = torch.stack([first_token_attention(layer.q, layer.k) for layer in trace]).mean(0).cpu()
@@ -102,12 +102,12 @@ def _queries(net: GatedLM, inputs: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def attention_maps(net: GatedLM, row: Tensor) -> dict[int, Tensor]:
-    """Attention maps (H, T, T) of the first, middle and last layers on one row of at most 64 tokens."""
+def attention_maps(net: GatedLM, row: Tensor, layers: list[int] | None = None) -> dict[int, Tensor]:
+    """Attention maps (H, T, T) on one row of at most 64 tokens, of chosen layers or the first, middle and last."""
     row = row.to(net.embed.weight.device)
     with eager(net), tracing(net) as trace:
         net(row[None])
-    layers = sorted({round(i) for i in torch.linspace(0, len(trace) - 1, MAPPED_LAYERS).tolist()})
+    layers = layers or sorted({round(i) for i in torch.linspace(0, len(trace) - 1, MAPPED_LAYERS).tolist()})
     return {layer: attention_map(trace[layer], torch.arange(len(row), device=row.device))[0].cpu() for layer in layers}
 
 

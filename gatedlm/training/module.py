@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
@@ -71,6 +73,36 @@ class LitLM(L.LightningModule):
         schedule = LambdaLR(optimizer, lambda step: learning_rate(step, optim, steps) / optim.lr)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """One process numbers the optimizer's parameters, its groups one after the other; shards go by names."""
+        for state in checkpoint["optimizer_states"]:
+            _rename(state, dict(enumerate(self._optimized())))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            for state in checkpoint["optimizer_states"]:
+                _rename(state, {name: number for number, name in enumerate(self._optimized())})
+
+    def _optimized(self) -> list[str]:
+        """Names of the parameters in the optimizer's order."""
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        groups = parameter_groups(self.net, self.recipe.optim.weight_decay)
+        return [names[parameter] for group in groups for parameter in group["params"]]
+
+    def on_train_start(self) -> None:
+        """What the recipe says of the optimizer holds from here on, whatever a checkpoint was trained with."""
+        optimizer, schedule, optim = self.optimizers(), self.lr_schedulers(), self.recipe.optim
+        assert isinstance(optimizer, LightningOptimizer) and isinstance(schedule, LambdaLR)
+        schedule.base_lrs = [optim.lr] * len(schedule.base_lrs)
+        for group, own in zip(optimizer.param_groups, parameter_groups(self.net, optim.weight_decay), strict=True):
+            group |= {
+                "weight_decay": own["weight_decay"],
+                "betas": optim.betas,
+                "eps": optim.eps,
+                "initial_lr": optim.lr,
+            }
+            group["lr"] = optim.lr * schedule.lr_lambdas[0](schedule.last_epoch)
+
     def forward(self, rows: Tensor) -> tuple[Output, Tensor, Tensor]:
         """Rows (B, T + 1) give the model's output on the inputs, the targets and which of them count, (B, T) each."""
         inputs, targets = loss.shift(rows)
@@ -80,9 +112,9 @@ class LitLM(L.LightningModule):
     def training_step(self, rows: Tensor, batch_idx: int) -> dict[str, Tensor]:
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         assert isinstance(optimizer, LightningOptimizer) and isinstance(schedule, LambdaLR)
-        rate = schedule.get_last_lr()[0]
+        rate = optimizer.param_groups[0]["lr"]
         # Nothing here draws random numbers; a module that does meets the same ones after an interruption.
-        torch.manual_seed(hash((self.recipe.seed, self.trainer.global_step, self.trainer.global_rank)))
+        _reseed(hash((self.recipe.seed, self.trainer.global_step, self.trainer.global_rank)))
         micro = rows.split(self.recipe.trainer.micro_batch or len(rows))
         sums = self._accumulate(micro)
         norm = full(clip_grad_norm_(self.parameters(), self.recipe.optim.clip or math.inf))
@@ -150,6 +182,20 @@ class LitLM(L.LightningModule):
         if self.trainer.world_size > 1:
             dist.all_reduce(x)
         return x
+
+
+def _rename(state: dict[str, Any], names: Mapping[Any, Any]) -> None:
+    """Other keys for the parameters in an optimizer's state, where they bear the old ones."""
+    state["state"] = {names.get(key, key): value for key, value in state["state"].items()}
+    for group in state["param_groups"]:
+        group["params"] = [names.get(key, key) for key in group["params"]]
+
+
+def _reseed(seed: int) -> None:
+    """``torch.manual_seed``, which for each kind of device that is absent formats a stack trace, without that."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 def full(x: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ from gatedlm.recipe import Recipe, Run
 from gatedlm.training.callbacks import Display, Guard, Profile, Recorder
 from gatedlm.training.checkpoint import Checkpoints
 from gatedlm.training.closing import Closing
+from gatedlm.training.ledger import write_ledger
 from gatedlm.training.measure import Measurements
 from gatedlm.training.module import LitLM, parameter_groups
-from gatedlm.training.resume import alone, begin, checkpoint, finished
+from gatedlm.training.resume import alone, begin, checkpoint, differences, finished
 from gatedlm.training.strategy import in_words, is_first_rank, placement
 
 
@@ -49,6 +50,8 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
     recipe = run.recipe
     ledger = finished(folder, recipe)
     if ledger:
+        for line in differences(folder, recipe):
+            console.print(f"{line}, not applied", soft_wrap=True)
         console.print(f"{folder} is {ledger['status']}; for another run change a word or give it a name=")
         return ledger
     saved = checkpoint(folder, recipe, console)
@@ -58,7 +61,7 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
     data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
     data.setup()
     if is_first_rank():
-        begin(folder, recipe)
+        begin(folder, recipe, data.corpus.fingerprint, saved)
     return _fit(run, folder, data, lit, saved, console)
 
 
@@ -79,6 +82,10 @@ def _fit(run: Run, folder: Path, data: LMData, lit: LitLM, saved: Path | None, c
         if "loading state_dict" not in str(error):
             raise
         raise ValueError(f"{saved}: a checkpoint of another model, give this run another name=") from None
+    except SystemExit:
+        if trainer.interrupted:  # by Ctrl-C before the first step
+            raise KeyboardInterrupt from None
+        raise
     except (OSError, CheckpointException) as error:
         step = trainer.global_step
         raise ValueError(
@@ -87,6 +94,9 @@ def _fit(run: Run, folder: Path, data: LMData, lit: LitLM, saved: Path | None, c
     if keeper.stopped_by:
         raise Stopped(keeper.stopped_by, trainer.global_step)
     assert closing.ledger
+    if is_first_rank():
+        write_ledger(folder, closing.ledger)
+        keeper.prune()
     return closing.ledger
 
 

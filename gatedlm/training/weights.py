@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -34,34 +36,47 @@ def newest(folder: Path) -> Path:
     return path
 
 
+def shapes(checkpoint: Path) -> dict[str, Tensor]:
+    """{name: tensor without memory} of the model in a checkpoint."""
+    state = checkpoint / "state"
+    if not state.is_dir():
+        return {name: tensor.to("meta") for name, tensor in _mapped(state).items()}
+    found = FileSystemReader(state).read_metadata().state_dict_metadata
+    kinds = {k: v for k, v in found.items() if k.startswith(PREFIX) and isinstance(v, TensorStorageMetadata)}
+    return {
+        name.removeprefix(PREFIX): torch.empty(kind.size, dtype=kind.properties.dtype, device="meta")
+        for name, kind in kinds.items()
+    }
+
+
+def read(checkpoint: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those tensors of the model in a checkpoint, of one rank mapped and of several loaded."""
+    state = checkpoint / "state"
+    if not state.is_dir():
+        mapped = _mapped(state)
+        return {name: mapped[name] for name in names}
+    kinds = shapes(checkpoint)
+    tensors = {PREFIX + name: torch.empty_like(kinds[name], device="cpu") for name in names}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is the intent here
+        load(tensors, checkpoint_id=state, no_dist=True)
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+
+
 def groups(checkpoint: Path, size: int) -> Iterator[dict[str, Tensor]]:
     """The model's tensors in groups of about ``size`` bytes, one group in memory at a time."""
-    state = checkpoint / "state"
-    return _sharded(state, size) if state.is_dir() else _whole(state, size)
+    sizes = {name: tensor.nbytes for name, tensor in shapes(checkpoint).items()}
+    return (read(checkpoint, names) for names in split(sizes, size))
 
 
-def _whole(file: Path, size: int) -> Iterator[dict[str, Tensor]]:
+def _mapped(file: Path) -> dict[str, Tensor]:
     # Mapped, so that a tensor is read when it is used and the optimizer's state never is.
     tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-    for names in _split(sizes, size):
-        yield {name.removeprefix("net."): tensors[name].clone() for name in names}
+    return {name.removeprefix("net."): tensor for name, tensor in tensors.items() if name.startswith("net.")}
 
 
-def _sharded(folder: Path, size: int) -> Iterator[dict[str, Tensor]]:
-    found = FileSystemReader(folder).read_metadata().state_dict_metadata
-    kinds = {k: v for k, v in found.items() if k.startswith(PREFIX) and isinstance(v, TensorStorageMetadata)}
-    sizes = {name: kind.size.numel() * kind.properties.dtype.itemsize for name, kind in kinds.items()}
-    for names in _split(sizes, size):
-        tensors = {name: torch.empty(kinds[name].size, dtype=kinds[name].properties.dtype) for name in names}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is the intent here
-            load(tensors, checkpoint_id=folder, no_dist=True)
-        yield {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-
-
-def _split(sizes: dict[str, int], most: int) -> list[list[str]]:
-    """Names in order, a new group where the next one would exceed ``most``."""
+def split(sizes: dict[str, int], most: int) -> list[list[str]]:
+    """Names in order, a new part where the next one would exceed ``most``."""
     parts: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
@@ -74,33 +89,50 @@ def _split(sizes: dict[str, int], most: int) -> list[list[str]]:
 
 
 def consolidate(run: Path, out: Path, size: int) -> list[Path]:
-    """Write the newest checkpoint's weights as safetensors of about ``size`` bytes each, the recipe in their metadata.
+    """Write a run's newest weights as safetensors of about ``size`` bytes each, the recipe in their metadata."""
+    out.mkdir(parents=True, exist_ok=True)
+    return write(groups(newest(run), size), out, {"recipe": (run / "recipe.yaml").read_text()})
+
+
+def write(parts: Iterable[dict[str, Tensor]], out: Path, metadata: dict[str, str]) -> list[Path]:
+    """Each part as a safetensors file of ``out``, one in memory at a time.
 
     One file is model.safetensors; several are model-I.safetensors with an index of which holds what.
     """
-    recipe = (run / "recipe.yaml").read_text()
-    out.mkdir(parents=True, exist_ok=True)
-    files, places = [], {}
-    for number, tensors in enumerate(groups(newest(run), size), 1):
-        files.append(out / f"model-{number:05}.safetensors")
-        save_file(tensors, files[-1], metadata={"format": "pt", "recipe": recipe})
-        places |= dict.fromkeys(tensors, files[-1].name)
-    if len(files) == 1:
-        return [files[0].rename(out / "model.safetensors")]
-    (out / INDEX).write_text(json.dumps({"metadata": {"format": "pt"}, "weight_map": places}, indent=1))
-    return files
+    places, total = {}, 0
+    with TemporaryDirectory(dir=out) as draft:  # so that neither half a set nor parts of an older one stand in ``out``
+        for tensors in parts:  # without enumerate, which would keep each part until the next is there
+            file = Path(draft, f"model-{len(set(places.values())) + 1:05}.safetensors")
+            _save(tensors, file, {"format": "pt"} | metadata)
+            places |= dict.fromkeys(tensors, file.name)
+            total += sum(tensor.nbytes for tensor in tensors.values())
+            del tensors
+        for old in (*out.glob("model*.safetensors"), out / INDEX):
+            old.unlink(missing_ok=True)
+        names = sorted(set(places.values()))
+        if len(names) == 1:
+            return [Path(draft, names[0]).rename(out / "model.safetensors")]
+        (out / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1))
+        return [Path(draft, name).rename(out / name) for name in names]
+
+
+def _save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, file, metadata=metadata)
+    except SafetensorError as error:  # no OSError, whatever the cause
+        raise OSError(f"{file}: {error}") from None
 
 
 def load_net(run: Path) -> GatedLM:
-    """A run's network on the CPU, from consolidated weights in its folder or else from its newest checkpoint."""
+    """A run's network on the CPU, from its newest checkpoint or, where none is left, consolidated weights."""
     try:
         recipe = from_yaml((run / "recipe.yaml").read_text())
     except OSError as error:
         raise ValueError(f"{run}: not the folder of a run ({error.strerror}: recipe.yaml)") from None
     tensors: dict[str, Tensor] = {}
-    files = sorted(run.glob("model*.safetensors"))
+    files = [] if manifests(run / "checkpoints") else sorted(run.glob("model*.safetensors"))
     for group in map(load_file, files) if files else groups(newest(run), 2**62):
-        tensors |= group
+        tensors |= {name: tensor.clone() for name, tensor in group.items()}  # of which some are mapped
     with torch.device("meta"):
         net = GatedLM(recipe.model)
     net.load_state_dict(tensors, assign=True)

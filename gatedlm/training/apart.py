@@ -1,0 +1,39 @@
+"""A run in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gatedlm.recipe import Run
+from gatedlm.training.ledger import read_ledger
+
+
+def apart(run: Run) -> dict[str, Any]:
+    """Train a run of several ranks in a process of its own, because a process can be a rank only once."""
+    words = [*run.overrides, f"name={run.recipe.name}"]
+    status = _wait(subprocess.Popen([sys.executable, "-m", "gatedlm.fit", *words]))
+    ledger = read_ledger(Path(run.recipe.out, run.recipe.name))
+    if status > 2:
+        raise SystemExit(status)
+    if status or not ledger:
+        raise ValueError(f"{run.label}: ended with exit status {status}")
+    return ledger
+
+
+def _wait(process: subprocess.Popen) -> int:
+    """Ctrl-C reaches the child too, other signals are handed on: it saves its run and says how to go on."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, lambda number, _: process.send_signal(number)) for number in numbers]
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
