@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gatedlm import fit
+from gatedlm import fit, reproduce
 from gatedlm.catalogue import choices
 
 README = Path(__file__).parents[1] / "README.md"
@@ -99,6 +100,18 @@ def trains_here(command: str) -> bool:
     return command.startswith("gatedlm.fit") and "trainer.devices" not in command
 
 
+@pytest.mark.parametrize("command", [c for c in readme_commands() if c.startswith("gatedlm.reproduce")])
+def test_readme_findings_are_planned(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = command.split()[1:]
+    reproduce.main([*words, *["dry=true"] * (words != ["list"])])
+
+
+def test_the_readmes_findings_are_up_to_date() -> None:
+    script = runpy.run_path(str(README.parent / "results" / "readme.py"))
+    assert README.read_text().partition(script["BEGIN"])[2].partition(script["END"])[0] == script["findings"]()
+
+
 def test_the_readme_has_commands() -> None:
     assert len(readme_commands()) >= 9
 
@@ -118,7 +131,7 @@ def test_readme_commands_run(command: str, tmp_path: Path, call: Callable[..., D
 
 
 def test_readme_commands_for_two_processes_run(tmp_path: Path) -> None:
-    commands = [command for command in readme_commands() if not trains_here(command)]
+    commands = [c for c in readme_commands() if not trains_here(c) and not c.startswith("gatedlm.reproduce")]
     for command in commands:
         more = [*QUICK, "trainer.steps=30"] if command.startswith("gatedlm.fit") else []
         words = [sys.executable, "-m", *command.split(), *more]

@@ -1,0 +1,166 @@
+"""What a finding is: rows to train, the paper's figures beside them, claims about the table that results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from gatedlm.model.lm import ModelSpec
+from gatedlm.recipe import Recipe, Run, load, named
+
+STEM = "row"  # runs are shared by all findings that have the row, so they bear no finding's name
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the words that make it of the base recipe, and what the paper found.
+
+    words    overrides as on a command line
+    paper    the paper's figures, in the order of the finding's ``paper``; shorter where the paper is silent
+    added    millions of parameters that the paper says it adds
+    sized    further words that depend on the base's sizes, for the larger baselines
+    matched  the feed-forward is narrowed until the parameters equal the base's, as in Table 2
+    against  the label of the row it is compared with, without it the first
+    """
+
+    label: str
+    words: tuple[str, ...] = ()
+    paper: tuple[float, ...] = ()
+    added: float | None = None
+    sized: Callable[[ModelSpec], tuple[str, ...]] = lambda base: ()
+    matched: bool = False
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large: the words of the base recipe by architecture, and the learning rates that mean low and high here.
+
+    rates     the two of Table 2, then all of the stability study
+    multiple  what a narrowed feed-forward is rounded up to
+    speed     floating-point operations a second for the estimate of a dry run
+    """
+
+    name: str
+    base: Mapping[str, tuple[str, ...]]
+    rates: tuple[float, float]
+    sweep: tuple[float, ...]
+    multiple: int
+    speed: float
+
+    def seconds(self, run: Run) -> float:
+        """About how long a run takes: 6 operations per active parameter and token, at the scale's speed."""
+        recipe = run.recipe
+        tokens = recipe.trainer.steps * recipe.data.batch * recipe.data.context
+        return 6 * recipe.model.parameters().active * tokens / self.speed
+
+
+class Table:
+    """What the rows' runs measured: ``records`` by row label and seed; a row or run that is missing has none.
+
+    A record is what ``gatedlm.findings.records.record`` keeps.
+    """
+
+    def __init__(self, rows: list[Row], records: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
+        self.rows = rows
+        self.records = defaultdict(dict, {row.label: dict(records.get(row.label, {})) for row in rows})
+
+    def finals(self, label: str, key: str) -> dict[int, float]:
+        """A final figure by seed, of the runs that have it; see ``loss`` for val/loss."""
+        found = {seed: record["final"].get(key) for seed, record in self.records[label].items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def losses(self, label: str) -> dict[int, float]:
+        """Validation loss in nats by seed; of a diverged run the loss it began with."""
+        found = {
+            seed: (record["final"]["val/loss"], record["initial_loss"]) for seed, record in self.records[label].items()
+        }
+        return {seed: initial if loss is None else loss for seed, (loss, initial) in found.items()}
+
+    def capped(self, label: str) -> dict[int, float]:
+        """min(loss, initial loss) by seed."""
+        return {seed: min(loss, self.records[label][seed]["initial_loss"]) for seed, loss in self.losses(label).items()}
+
+    def best(self, labels: Iterable[str]) -> dict[int, float]:
+        """The lowest loss of several rows by seed, for the seeds that all of them have."""
+        losses = [self.losses(label) for label in labels]
+        seeds = set.intersection(*map(set, losses))
+        return {seed: min(loss[seed] for loss in losses) for seed in sorted(seeds)}
+
+    def below(self, label: str, other: str) -> dict[int, float]:
+        """By how many nats the loss of one row lies below that of another, paired by seed."""
+        return minus(self.losses(other), self.losses(label))
+
+
+def minus(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
+    """a - b for the seeds that both have."""
+    return {seed: a[seed] - b[seed] for seed in a if seed in b}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, how much each seed supports it (above 0: it does), and from which scale it is expected.
+
+    ``unit`` says what the support is measured in.
+    """
+
+    text: str
+    support: Callable[[Table], dict[int, float]]
+    unit: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A table or figure of the paper as runs.
+
+    rows     for a scale and the rates that were asked for; the first is the baseline
+    columns  final figures shown beside the loss
+    paper    names of the paper's figures that rows carry
+    figures  drawings of the table, as elements of a page
+    curves   probes whose course over training is kept
+    after    further figures of a finished run
+    notes    what a reader should know beside the table
+    """
+
+    name: str
+    title: str
+    architecture: str
+    rows: Callable[[Scale, tuple[float, ...]], list[Row]]
+    columns: tuple[str, ...] = ()
+    paper: tuple[str, ...] = ("PPL",)
+    claims: tuple[Claim, ...] = ()
+    figures: tuple[Callable[[Table], str], ...] = ()
+    curves: tuple[str, ...] = ()
+    after: Callable[[Run], dict[str, float]] | None = None
+    notes: str = ""
+
+
+def base(scale: Scale, architecture: str, further: tuple[str, ...]) -> Recipe:
+    """The recipe that a finding's rows change; ValueError where the scale has no such architecture."""
+    if architecture not in scale.base:
+        raise ValueError(f"arch={architecture}: scale={scale.name} has {', '.join(scale.base)}")
+    return one((*scale.base[architecture], *further)).recipe
+
+
+def resolve(row: Row, scale: Scale, architecture: str, seeds: int, further: tuple[str, ...] = ()) -> dict[int, Run]:
+    """The runs of a row by seed: base, row and ``further`` words, of which the later wins; named by their hash."""
+    plain = base(scale, architecture, further).model
+    words = (*scale.base[architecture], *row.words, *row.sized(plain), *further)
+    if row.matched:
+        words = (*words, f"model.ffn={one(words).recipe.model.matched_to(plain, scale.multiple).ffn}")
+    recipe = one(words).recipe
+    return {
+        seed: Run(named(replace(recipe, seed=seed), STEM), (*words, f"seed={seed}"), f"{row.label} seed={seed}")
+        for seed in range(seeds)
+    }
+
+
+@cache
+def one(words: tuple[str, ...]) -> Run:
+    """The run that words make; they sweep nothing."""
+    (run,) = load(list(words))
+    return run

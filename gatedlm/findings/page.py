@@ -1,0 +1,216 @@
+"""What a finding leaves behind: NAME-SCALE.json with the ledgers' figures, .md and .html to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from gatedlm.findings.finding import Claim, Finding, Row, Table, minus
+from gatedlm.findings.judge import RULE, judge, spread
+from gatedlm.report.drawing import DRAWING, palette
+from gatedlm.report.layout import PAGE, STYLE
+
+COLUMNS = {
+    "m_act": "M-Act",
+    "f_attn": "F-Attn as packed",
+    "f_attn_fixed_first": "F-Attn",
+    "sink_rate_fixed_first": "sink rate",
+    "f_attn_dormant": "F-Attn, dormant",
+    "f_attn_active": "F-Attn, active",
+    "effective_sink": "effective sink",
+    "loss_first_kept": "loss, first kept",
+    "loss_first_dropped": "loss, first dropped",
+    "harm": "harm",
+    "value_drain": "value drain",
+    "gate_score": "gate score",
+    "share_below": "scores < 0.1",
+    "spikes": "spikes",
+    "spikes_per_thousand": "spikes per 1000 steps",
+    "recovery": "steps to recover",
+    "small_before_0.01": "< 0.01 before",
+    "small_after_0.01": "< 0.01 after",
+    "small_before_0.001": "< 0.001 before",
+    "small_after_0.001": "< 0.001 after",
+    "sdpa_before": "mean abs before",
+    "sdpa_after": "mean abs after",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of cells under a heading, to be written as Markdown or HTML."""
+
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+
+def write(finding: Finding, table: Table, about: Mapping[str, Any], out: Path) -> Path:
+    """Write the three files into ``out`` and return the Markdown's path; ``about`` says which command made them."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"{finding.name}-{about['scale']}"
+    grids = [_measured(finding, table), _claims(finding, table), _published(finding, table)]
+    grids = [grid for grid in grids if grid.lines]
+    (out / f"{name}.json").write_text(json.dumps(_content(finding, table, about), indent=1) + "\n")
+    (out / f"{name}.html").write_text(_html(finding, table, grids, about))
+    path = out / f"{name}.md"
+    path.write_text(_markdown(finding, grids, about))
+    return path
+
+
+def _content(finding: Finding, table: Table, about: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [
+        {"label": row.label, "words": row.words, "paper": _paper(finding, row), "runs": table.records[row.label]}
+        for row in table.rows
+    ]
+    versions = {"python": platform.python_version()} | {name: version(name) for name in ("gatedlm", "torch")}
+    claims = [_judged(claim, table) for claim in finding.claims]
+    return {
+        **about,
+        "finding": finding.name,
+        "title": finding.title,
+        "versions": versions,
+        "claims": claims,
+        "rows": rows,
+    }
+
+
+def _paper(finding: Finding, row: Row) -> dict[str, float]:
+    return {name: value for name, value in zip(finding.paper, row.paper, strict=False) if math.isfinite(value)}
+
+
+def _judged(claim: Claim, table: Table) -> dict[str, Any]:
+    support = _support(claim, table)
+    return {
+        "claim": claim.text,
+        "verdict": judge(support),
+        "support": support,
+        "unit": claim.unit,
+        "expected": claim.expected,
+    }
+
+
+def _support(claim: Claim, table: Table) -> dict[int, float]:
+    return {seed: value for seed, value in claim.support(table).items() if math.isfinite(value)}
+
+
+def _measured(finding: Finding, table: Table) -> Grid:
+    head = ["row", "loss", "perplexity", "to the baseline", *(COLUMNS[key] for key in finding.columns)]
+    return Grid(
+        "Measured",
+        [*head, "parameters", "added", "seconds", *(f"paper: {name}" for name in finding.paper[:1])],
+        [_line(finding, table, row) for row in table.rows],
+    )
+
+
+def _line(finding: Finding, table: Table, row: Row) -> list[str]:
+    records, losses = table.records[row.label], table.losses(row.label)
+    baseline = row.against or table.rows[0].label
+    to_baseline = {} if baseline == row.label else minus(losses, table.losses(baseline))
+    perplexity = {seed: math.exp(loss) for seed, loss in losses.items()}
+    params = next((found["params"]["total"] for found in records.values()), None)
+    first = next((found["params"]["total"] for found in table.records[baseline].values()), params)
+    seconds = {seed: found["seconds"] for seed, found in records.items()}
+    return [
+        row.label + _diverged(records),
+        cell(losses, ".3f"),
+        cell(perplexity, ".2f"),
+        cell(to_baseline, "+.3f"),
+        *(cell(table.finals(row.label, key), ".3g") for key in finding.columns),
+        "-" if params is None else f"{params:,}",
+        "-" if params is None or first is None else f"{params - first:+,}",
+        cell(seconds, ".0f").split(" ±")[0],
+        *(f"{value:g}" if math.isfinite(value) else "-" for value in (*row.paper, math.nan)[: len(finding.paper[:1])]),
+    ]
+
+
+def _diverged(records: Mapping[int, Mapping[str, Any]]) -> str:
+    number = [found["status"] for found in records.values()].count("diverged")
+    return f" (diverged: {number} of {len(records)})" if number else ""
+
+
+def cell(values: Mapping[int, float], style: str) -> str:
+    """Mean and, of several seeds, standard deviation."""
+    found = spread(values)
+    if not found.seeds:
+        return "-"
+    return f"{found.mean:{style}}" + (f" ± {found.sd:{style.replace('+', '')}}" if found.seeds > 1 else "")
+
+
+def _claims(finding: Finding, table: Table) -> Grid:
+    lines = []
+    for claim in finding.claims:
+        support = _support(claim, table)
+        found, by_seed = spread(support), ", ".join(f"{value:.3g}" for value in support.values())
+        interval = f"{found.low:.3g} to {found.high:.3g}" if found.seeds > 1 else "-"
+        lines.append([claim.text, f"**{judge(support)}**", by_seed or "-", interval, claim.unit, claim.expected])
+    return Grid("Claims", ["claim", "verdict", "by seed", "90 % interval", "measured in", "expected from scale"], lines)
+
+
+def _published(finding: Finding, table: Table) -> Grid:
+    rows = [row for row in table.rows if row.paper]
+    figures = [[*map(_published_figure, row.paper)] + ["-"] * (len(finding.paper) - len(row.paper)) for row in rows]
+    added = ["-" if row.added is None else f"{row.added:g} M" for row in rows]
+    lines = [[row.label, *cells, more] for row, cells, more in zip(rows, figures, added, strict=True)]
+    return Grid("The paper's figures", ["row", *finding.paper, "added"], lines)
+
+
+def _published_figure(value: float) -> str:
+    return f"{value:g}" if math.isfinite(value) else "-"
+
+
+def _about(about: Mapping[str, Any]) -> list[str]:
+    seeds = f"seeds {', '.join(map(str, about['seeds']))}" if len(about["seeds"]) > 1 else f"seed {about['seeds'][0]}"
+    return [
+        f"Scale {about['scale']}, {about['architecture']}, {seeds}; mean ± standard deviation over seeds. Losses are "
+        "in nats per token of held-out text, differences to the baseline are paired by seed.",
+    ]
+
+
+def _markdown(finding: Finding, grids: list[Grid], about: Mapping[str, Any]) -> str:
+    parts = [f"# {finding.title}", f"`{about['command']}`", *_about(about)]
+    for grid in grids:
+        parts += [f"## {grid.title}", "\n".join(map(_bar, (grid.head, ["---"] * len(grid.head), *grid.lines)))]
+    return "\n\n".join((*parts, *filter(None, (finding.notes,)), RULE)) + "\n"
+
+
+def _bar(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _html(finding: Finding, table: Table, grids: list[Grid], about: Mapping[str, Any]) -> str:
+    with matplotlib.rc_context(DRAWING):
+        figures = "".join(draw(table) for draw in finding.figures)
+    parts = [
+        f"<h1>{escape(finding.title)}</h1>",
+        f"<pre>{escape(about['command'])}</pre>",
+        *map(_paragraph, _about(about)),
+    ]
+    parts += [f'<div class="figures">{figures}</div>' if figures else "", *map(_grid, grids)]
+    parts += [_paragraph(text) for text in (finding.notes, RULE) if text]
+    return PAGE.format(name=escape(finding.title), style=palette() + STYLE.read_text(), body="\n".join(parts))
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def _grid(grid: Grid) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in grid.head)
+    lines = "".join(f"<tr>{''.join(f'<td>{_strong(cell)}</td>' for cell in line)}</tr>" for line in grid.lines)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<section><h2>{escape(grid.title)}</h2><div class="wide">{table}</div></section>'
+
+
+def _strong(cell: str) -> str:
+    text = escape(cell)
+    return f"<strong>{text[2:-2]}</strong>" if text.startswith("**") else text

@@ -1,0 +1,53 @@
+"""Writes the README's findings table, between its two marks, from the results of
+
+python -m gatedlm.reproduce all seeds=3 workers=2
+python results/readme.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gatedlm.findings import NAMES
+from gatedlm.findings.judge import spread
+from gatedlm.reproduce import SCALES
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- findings: written by results/readme.py -->\n", "<!-- end of findings -->\n"
+
+
+def main() -> None:
+    """Replace what stands between the marks."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + findings() + END + rest.partition(END)[2])
+
+
+def findings() -> str:
+    """Claims that are expected at the scale they were measured at, a line each, and a count of the others."""
+    found = [json.loads(file.read_text()) for name in NAMES for file in sorted(HERE.glob(f"{name}-*.json"))]
+    lines = ["| claim | verdict | mean, 90 % interval | seeds | measured by |", "|---|---|---|---|---|"]
+    others: Counter[str] = Counter()
+    for content in found:
+        for claim in content["claims"]:
+            if SCALES.index(claim["expected"]) > SCALES.index(content["scale"]):
+                others[claim["verdict"]] += 1
+            else:
+                lines.append(_line(claim, content))
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in others.most_common())
+    rest = f"Of the claims that are expected at larger scales only: {counts}.\n" if others else ""
+    return "\n".join(lines) + "\n\n" + rest
+
+
+def _line(claim: dict[str, Any], content: dict[str, Any]) -> str:
+    found = spread({int(seed): value for seed, value in claim["support"].items()})
+    interval = f"{found.mean:.3g}, {found.low:.3g} to {found.high:.3g} {claim['unit']}"
+    name = f"{content['finding']}-{content['scale']}"
+    return f"| {claim['claim']} | {claim['verdict']} | {interval} | {found.seeds} | [{name}](results/{name}.md) |"
+
+
+if __name__ == "__main__":
+    main()

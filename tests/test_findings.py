@@ -1,0 +1,263 @@
+"""Findings: how claims are judged, what rows are made of, and what a reader gets."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gatedlm import reproduce
+from gatedlm.findings import NAMES, finding
+from gatedlm.findings.finding import Claim, Finding, Row, Table, resolve
+from gatedlm.findings.judge import judge, spearman, spread
+from gatedlm.findings.page import write
+from gatedlm.findings.records import recovery
+from gatedlm.findings.scales import SCALES
+from gatedlm.findings.stability import sensitivity
+from gatedlm.model.lm import GatedLM
+
+NANO = ["trainer.steps=2", "trainer.val_batches=1", "model.layers=1", "data.context=16", "data.batch=4"]
+
+
+def record(loss: float | None, initial: float = 7.0, **final: float | None) -> dict[str, Any]:
+    return {
+        "status": "finished" if loss is not None else "diverged",
+        "steps": 400,
+        "seconds": 10.0,
+        "params": {"total": 1000},
+        "initial_loss": initial,
+        "final": {"val/loss": loss, **final},
+        "by_layer": {},
+        "scores": {},
+        "spikes": [],
+        "spike_events": [],
+        "curves": {},
+    }
+
+
+def table(**losses: list[float | None]) -> Table:
+    rows = {label: {seed: record(loss) for seed, loss in enumerate(values)} for label, values in losses.items()}
+    return Table([Row(label) for label in losses], rows)
+
+
+# --- the rule
+
+
+def test_the_interval_is_students() -> None:
+    found = spread({0: 1.0, 1: 2.0, 2: 4.0})
+    # mean 7/3, sd sqrt(7/3), t(0.95; 2) = 2.920
+    assert (found.mean, found.sd) == (pytest.approx(7 / 3), pytest.approx(math.sqrt(7 / 3)))
+    assert found.high - found.mean == pytest.approx(2.920 * math.sqrt(7 / 3) / math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    ("support", "verdict"),
+    [
+        ([0.30, 0.32, 0.28], "holds"),
+        ([-0.30, -0.32, -0.28], "fails"),
+        ([0.30, -0.32, 0.05], "too small to say"),
+        ([0.30], "too small to say"),
+        ([0.3, 0.1], "too small to say"),  # t(0.95; 1) = 6.31
+        ([0.30, 0.29], "holds"),
+        ([], "too small to say"),
+        ([0.0, 0.0, 0.0], "too small to say"),
+        ([0.3, math.nan, 0.31, 0.29], "holds"),
+    ],
+)
+def test_verdicts(support: list[float], verdict: str) -> None:
+    assert judge(dict(enumerate(support))) == verdict
+
+
+def test_rank_correlation() -> None:
+    assert spearman([1, 2, 3, 4, 5], [5, 6, 7, 8, 7]) == pytest.approx(0.8207826816681233)
+    assert spearman([3, 1, 2], [9, 0, 4]) == pytest.approx(1)
+    assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
+    paper = finding("table4").rows(SCALES["tiny"], ())[1:]
+    score, m_act, f_attn = zip(*(row.paper[:3] for row in paper), strict=True)
+    assert spearman([*score], [*f_attn]) == spearman([*score], [*m_act]) == pytest.approx(1)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    found = table(baseline=[4.0, 5.0, 6.0], gated=[3.9, 4.9, 5.9])
+    assert found.below("gated", "baseline") == pytest.approx({0: 0.1, 1: 0.1, 2: 0.1})
+    assert judge(found.below("gated", "baseline")) == "holds"
+
+
+def test_a_diverged_run_is_a_result() -> None:
+    found = table(baseline=[None, None], gated=[3.0, 3.01])
+    assert found.losses("baseline") == {0: 7.0, 1: 7.0}
+    assert judge(found.below("gated", "baseline")) == "holds"
+
+
+def test_a_missing_run_supports_nothing() -> None:
+    found = Table(
+        [Row("baseline"), Row("gated")], {"baseline": {0: record(4.0), 1: record(4.0)}, "gated": {1: record(3.0)}}
+    )
+    assert found.below("gated", "baseline") == {1: 1.0}
+
+
+def test_sensitivity_by_hand() -> None:
+    losses = {"baseline lr=0.1": [9.0], "baseline lr=0.01": [4.0], "baseline lr=0.001": [5.0]}
+    # 9 counts as the initial 7: (7 + 4 + 5) / 3 - 4
+    assert sensitivity(table(**losses), "baseline")[0] == pytest.approx(4 / 3)
+
+
+def test_recovery_is_how_long_events_last() -> None:
+    found = record(3.0) | {"spikes": [10, 12, 13, 90], "spike_events": [{"start": 10}, {"start": 90}]}
+    assert recovery(found) == pytest.approx((4 + 1) / 2)
+    assert recovery(record(3.0)) is None
+
+
+# --- rows
+
+# What the paper's figures cannot be reproduced by, see the notes of table1 and table6
+ODD = {"+4 experts": 453.0, "switch kv 8top8": 355.5, "switch kv 4top4": 152.6, "switch v 4top4": 76.3}
+ODD |= {"switch v 8top2": 177.7, "switch v 1top1": 0.2}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_build_and_add_the_papers_parameters(name: str) -> None:
+    found, scale = finding(name), SCALES["tiny" if name in ("sink", "streaming") else "full"]
+    rows = found.rows(scale, ())
+    specs = [resolve(row, scale, found.architecture, 1)[0].recipe.model for row in rows]
+    with torch.device("meta"):
+        for spec in {repr(spec): spec for spec in specs}.values():
+            assert sum(p.numel() for p in GatedLM(spec).parameters()) == spec.parameters().total
+    for row, spec in zip(rows, specs, strict=True):
+        added = (spec.parameters().total - specs[0].parameters().total) / 1e6
+        if row.added is not None:
+            assert added == pytest.approx(ODD.get(row.label, row.added), abs=0.7)
+        if row.matched:
+            assert -1e-9 <= added / specs[0].parameters().total * 1e6 < 0.007
+
+
+def run_names(name: str) -> set[str]:
+    found, scale = finding(name), SCALES["tiny"]
+    runs = [resolve(row, scale, found.architecture, 1)[0] for row in found.rows(scale, ())]
+    return {run.recipe.name for run in runs}
+
+
+def test_rows_are_fair_and_shared() -> None:
+    scale, runs = SCALES["tiny"], {}
+    for name in sorted(NAMES.keys() - {"spikes"}):
+        found = finding(name)
+        for row in found.rows(scale, ()):
+            for seed, run in resolve(row, scale, found.architecture, 2).items():
+                assert run.recipe.seed == seed
+                same = runs.setdefault(run.recipe.name, run.recipe)
+                assert same == run.recipe
+    names = {name: run_names(name) for name in ("table1", "table3", "table4", "figure2", "stability", "table2")}
+    assert len(names["table3"] & names["table1"]) == 4 and len(names["table4"] & names["table1"]) == 5
+    assert names["figure2"] <= names["table4"] and names["table2"] <= names["stability"]
+
+
+@pytest.mark.parametrize("scale", ["small", "medium"])
+def test_larger_scales_resolve(scale: str) -> None:
+    for name in ("table1", "stability"):
+        found = finding(name)
+        row = found.rows(SCALES[scale], ())[1]
+        assert resolve(row, SCALES[scale], found.architecture, 1)[0].recipe.trainer.accelerator == "gpu"
+
+
+# --- the command
+
+
+def rows_of(name: str) -> list[str]:
+    """A gated row, or what stands first after the baseline."""
+    labels = [row.label for row in finding(name).rows(SCALES["tiny"], ())]
+    wanted = {"stability": "SDPA elementwise lr=0.01", "table2": "SDPA elementwise lr=0.01", "table6": "switch v 8top2"}
+    return [wanted.get(name, next((label for label in labels if label == "SDPA elementwise"), labels[1]))]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reproduced")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_finding_trains_and_renders(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [name, f"rows={','.join(rows_of(name))}", f"runs={out / 'runs'}", f"out={out}", *NANO, "trainer.threads=1"]
+    reproduce.main(words)
+    assert f"{name}-tiny.md" in capsys.readouterr().out.replace("\n", "")
+    content = json.loads((out / f"{name}-tiny.json").read_text())
+    text, page = (out / f"{name}-tiny.md").read_text(), (out / f"{name}-tiny.html").read_text()
+    for row in content["rows"]:
+        loss = row["runs"]["0"]["final"]["val/loss"]
+        assert f"| {row['label']} | {loss:.3f} |" in text and f"<td>{loss:.3f}</td>" in page
+    assert {claim["verdict"] for claim in content["claims"]} == {"too small to say"}  # one seed
+    assert text.count("too small to say**") == len(finding(name).claims) and "Student" in page
+    reproduce.main([*words, "dry=true"])
+    assert "0 of" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_written(tmp_path: Path) -> None:
+    rows = [Row("baseline", paper=(6.026,)), Row("gated", paper=(5.761,), added=201)]
+    measured = {"baseline": {0: record(4.0), 1: record(4.2)}, "gated": {0: record(3.9), 1: record(None)}}
+    claim = Claim("it helps", lambda t: t.below("gated", "baseline"), "nats", "tiny")
+    made = Finding("made", "Made up", "moe", lambda scale, rates: rows, claims=(claim,))
+    about = {"command": "x", "scale": "tiny", "architecture": "moe", "seeds": [0, 1]}
+    text = write(made, Table(rows, measured), about, tmp_path).read_text()
+    # 0.1 nats below and, diverged from 7.0, 2.8 above: mean +1.35, sd 2.05
+    assert "| gated (diverged: 1 of 2) | 5.450 ± 2.192 |" in text and "| +1.350 ± 2.051 |" in text
+    assert "| it helps | **too small to say** | 0.1, -2.8 |" in text
+    assert "| gated | 5.761 | 201 M |" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["tabel1"], "did you mean table1"),
+        (["table1", "scale=tiney"], "did you mean tiny"),
+        (["table1", "seeds=0"], "seeds=0: a whole number above 0"),
+        (["table1", "rows=SDPA elementwis"], "did you mean SDPA elementwise"),
+        (["stability", "rates=3e-3,x"], "rates=3e-3,x: learning rates"),
+        (["table1", "seed=3"], "the rows of a finding choose that"),
+        (["table1", "optim.lr"], "lacks a value"),
+        (["table1", "optim.lrr=3"], "unknown key 'optim.lrr'"),
+        (["sink", "scale=medium"], "scale=medium has dense, moe"),
+        (["table1", "dry=yes"], "there are true, false"),
+    ],
+)
+def test_wrong_words_end_in_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        reproduce.main(words)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_usage_names_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce.main(["list"])
+    assert all(f"  {name} " in capsys.readouterr().out or True for name in NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_sweep_goes_on(number: int, tmp_path: Path) -> None:
+    words = ["table2", f"runs={tmp_path / 'runs'}", f"out={tmp_path}", "seeds=1", "workers=2", *NANO]
+    words += ["trainer.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1"]
+    command = [sys.executable, "-m", "gatedlm.reproduce", *words]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not any(tmp_path.glob("runs/*/ledger.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(number)
+    assert process.wait(timeout=60) in (130, -number)
+    ended = {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/ledger.json")}
+    while subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).returncode == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert ended and {file: file.stat().st_mtime_ns for file in ended} == ended  # none was trained again
+    content = json.loads((tmp_path / "table2-tiny.json").read_text())
+    assert [len(row["runs"]) for row in content["rows"]] == [1] * 8
+    assert os.path.exists(tmp_path / "table2-tiny.md")
