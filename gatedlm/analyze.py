@@ -1,27 +1,29 @@
-"""``python -m gatedlm.analyze spikes=FILE [key=value ...]``: where a run's losses spike, this project's or any."""
+"""``python -m gatedlm.analyze model=...`` or ``spikes=...``: the sink of any model, the spikes of any curve."""
 
 from __future__ import annotations
 
-import csv
-import difflib
-import io
-import json
-import math
-import os
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
-if TYPE_CHECKING:  # imported where it is used: usage answers before torch is loaded
-    from gatedlm.probes import Spikes, SpikeSpec
+from gatedlm.studies.words import check, option
 
 USAGE = """\
-usage: python -m gatedlm.analyze spikes=FILE [key=value ...]
+usage: python -m gatedlm.analyze model=MODEL[,MODEL ...] [key=value ...]
+       python -m gatedlm.analyze spikes=FILE [key=value ...]
 
-a point spikes where its loss stands above the median of the window before it, by more than rise and by more than
-sigmas x 1.4826 x the median distance from it; FILE is a csv, a jsonl or the folder of a run
+model: how much attention each layer rests on the first token, what massive activations it has and where, and what its
+gates do; MODEL is the folder of a run, a folder of weights or org/name on the Hub, several are set side by side
+
+  text=FILE        any text; without it a run reads its own validation rows, all others prose of the standard library
+  data=CORPUS      the beginning of a corpus instead: stdlib, tinystories, fineweb_edu or org/name on the Hub
+  tokens=512       in a row of text, or a run's context if that is shorter; rows=4 how many rows
+  gate=ones        the loss with all scores set to 1, gate=mean with each at its mean over tokens, gate=ones,mean both
+  mask_first=true  the loss with the first token hidden from all later ones
+  out=FOLDER       study.json and study.html with charts, tables and attention maps
+  layers=0,13,27   whose maps the page shows; without it the first, the middle and the last
+
+spikes: a point spikes where its loss stands above the median of the window before it, by more than rise and by more
+than sigmas x 1.4826 x the median distance from it; FILE is a csv, a jsonl or the folder of a run
 
   step=COLUMN  without it: step
   loss=COLUMN  without it: train/loss, or else loss
@@ -31,153 +33,42 @@ sigmas x 1.4826 x the median distance from it; FILE is a csv, a jsonl or the fol
   sigmas=6     standard deviations of the noise
   merge=200    steps between two points that still belong to one event
 
-for example: python -m gatedlm.analyze spikes=runs/NAME skip=50 window=50"""
-COLUMNS = {"step": ("step",), "loss": ("train/loss", "loss")}
+for example: python -m gatedlm.analyze model=runs/A,runs/B gate=ones mask_first=true out=study
+             python -m gatedlm.analyze spikes=runs/NAME skip=50 window=50"""
 
 
 def main(words: list[str]) -> None:
     """Print what the first word asks for; without words say what there is.
 
-    Exit status 2 with one line for words or a file that cannot be read.
+    Exit status 2 with one line for words, or a file or model that cannot be read.
     """
     if not words or {"-h", "--help"} & set(words):
         print(USAGE)
         return
     try:
-        options = dict(_option(word) for word in words)
+        options = dict(option(word) for word in words)
         subject = next(iter(options))
-        _check("first word", subject, SUBJECTS)
+        check("first word", subject, SUBJECTS)
         SUBJECTS[subject](options)
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(*str(error).splitlines(), file=sys.stderr)
         raise SystemExit(2) from None
 
 
+def _model(options: dict[str, str]) -> None:
+    from gatedlm.studies.model import study_models
+
+    study_models(options)
+
+
 def _spikes(options: dict[str, str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from gatedlm.studies.spikes import study_spikes
 
-    from gatedlm.probes import SpikeSpec, find_spikes
-
-    defaults = asdict(SpikeSpec())
-    for key in options:
-        _check("word", key, ("spikes", *COLUMNS, *defaults))
-    readers: dict[str, Callable[[str, Any], Any]] = {
-        key: _whole if isinstance(value, int) else _number for key, value in defaults.items()
-    }
-    spec = SpikeSpec(**{key: read(key, options[key]) for key, read in readers.items() if key in options})
-    steps, losses = _curve(Path(os.path.expanduser(options["spikes"])), options)
-    spikes, console = find_spikes(steps, losses, spec), Console()
-    if spikes.events:
-        table = Table("start", "peak", "rise, nats")
-        for start, peak, rise in spikes.events:
-            table.add_row(f"{start:,}", f"{peak:,}", f"{rise:.3f}" if math.isfinite(rise) else "not finite")
-        console.print(table)
-    console.print(_summary(steps, spikes, spec), soft_wrap=True, highlight=False)
+    study_spikes(options)
 
 
-SUBJECTS: dict[str, Callable[[dict[str, str]], None]] = {"spikes": _spikes}
-
-
-def _summary(steps: list[int], spikes: Spikes, spec: SpikeSpec) -> str:
-    if steps[-1] <= spec.skip:
-        return f"all {len(steps):,} points lie in the first skip={spec.skip} steps: give skip={steps[-1] // 10} or so"
-    if spikes.since is None:
-        return f"no point has 20 others in the window={spec.window} steps before it: give a larger window or less skip"
-    rate = 1000 * len(spikes.events) / (steps[-1] - spikes.since + 1)
-    counts = f"points that spike: {len(spikes.points):,}, events: {len(spikes.events):,}"
-    return f"{counts}, or {rate:.3g} per thousand steps from {spikes.since:,} to {steps[-1]:,}"
-
-
-def _option(word: str) -> tuple[str, str]:
-    key, _, value = word.partition("=")
-    if not value:
-        raise ValueError(f"{word!r} lacks a value: write key=value, such as spikes=runs/NAME or window=50")
-    return key, value
-
-
-def _check(what: str, key: str, known: Collection[str]) -> None:
-    if key not in known:
-        near = difflib.get_close_matches(key, known, 1)
-        advice = f"did you mean {near[0]}=?" if near else f"write {', '.join(f'{name}=' for name in known)}"
-        raise ValueError(f"unknown {what} {key!r}: {advice}")
-
-
-def _curve(path: Path, options: dict[str, str]) -> tuple[list[int], list[float]]:
-    """Steps and losses of the lines that have a loss; a null is one that was not finite."""
-    path = path / "metrics.jsonl" if path.is_dir() else path
-    rows, steps, losses = _rows(path), [], []
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    step, loss = (_column(path, key, options, columns) for key in COLUMNS)
-    for line, row in rows.items():
-        if row.get(loss, "") != "":
-            try:
-                steps.append(_whole(step, row.get(step)))
-                losses.append(_number(loss, row[loss]))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {line}: {error}") from None
-    if not steps:
-        raise ValueError(f"{path}: no line has a {loss!r}")
-    return steps, losses
-
-
-def _column(path: Path, key: str, options: dict[str, str], columns: list[str]) -> str:
-    names = (options[key],) if key in options else COLUMNS[key]
-    found = next((name for name in names if name in columns), None)
-    if found is None:
-        advice = f"give {key}=COLUMN, one of {', '.join(map(repr, columns))}" if columns else "it holds no points"
-        raise ValueError(f"{path}: no column {' or '.join(map(repr, names))}, {advice}")
-    return found
-
-
-def _number(column: str, value: Any) -> float:
-    try:
-        return math.nan if value is None else float(str(value))
-    except ValueError:
-        raise ValueError(f"{column!r} is {value!r:.60}, not a number") from None
-
-
-def _whole(column: str, value: Any) -> int:
-    number = _number(column, value)
-    if not number.is_integer():
-        raise ValueError(f"{column!r} is {value!r}, not a whole number")
-    return int(number)
-
-
-def _rows(path: Path) -> dict[int, dict[str, Any]]:
-    """What each line holds, by column, under its number."""
-    readers = {".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix not in readers:
-        raise ValueError(f"spikes={str(path)!r}: neither the folder of a run nor a file that ends in .csv or .jsonl")
-    try:
-        return readers[path.suffix](path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ValueError(f"spikes={str(path)!r}: {error.strerror}") from None
-    except (csv.Error, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _csv(text: str) -> dict[int, dict[str, Any]]:
-    lines, rows = csv.DictReader(io.StringIO(text)), {}
-    for row in lines:
-        if None in row or None in row.values():
-            raise ValueError(f"line {lines.line_num} has not as many cells as the first")
-        rows[lines.line_num] = row
-    return rows
-
-
-def _jsonl(text: str) -> dict[int, dict[str, Any]]:
-    """A last line that a killed run left half written is dropped."""
-    lines, rows = text.split("\n"), {}
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line or "{}")
-        except (ValueError, RecursionError):
-            row = {} if number == len(lines) else None
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} is no JSON object")
-        rows[number] = row
-    return rows
+# Each imports what it needs: usage and a wrong first word answer before torch is loaded.
+SUBJECTS: dict[str, Callable[[dict[str, str]], None]] = {"model": _model, "spikes": _spikes}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""key=value words: what they say, and one line for what they do not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+
+def option(word: str) -> tuple[str, str]:
+    """``key=value`` as a pair; ValueError without a value."""
+    key, _, value = word.partition("=")
+    if not value:
+        raise ValueError(f"{word!r} lacks a value: write key=value, such as model=runs/NAME or spikes=runs/NAME")
+    return key, value
+
+
+def check(what: str, key: str, known: Collection[str]) -> None:
+    """ValueError for a key that is not among the known ones, with the nearest."""
+    if key not in known:
+        near = difflib.get_close_matches(key, known, 1)
+        advice = f"did you mean {near[0]}=?" if near else f"write {', '.join(f'{name}=' for name in known)}"
+        raise ValueError(f"unknown {what} {key!r}: {advice}")
+
+
+def whole(key: str, value: str, least: int) -> int:
+    """A whole number from ``least`` up."""
+    if not value.isdecimal() or int(value) < least:
+        raise ValueError(f"{key}={value}: must be a whole number from {least} up")
+    return int(value)
