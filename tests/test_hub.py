@@ -314,7 +314,8 @@ def test_the_releases_layout_comes_back_bit_for_bit(spec: ModelSpec, tmp_path: P
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 @pytest.mark.parametrize("name", [name for name in CLASSES if name not in OWN])
 def test_theirs_come_back_bit_for_bit(name: str, dtype: torch.dtype, tmp_path: Path, scramble: Scramble) -> None:
-    nn.Module.to(theirs(name, fuzzed(name), scramble), dtype).save_pretrained(tmp_path / "theirs")
+    model: Any = theirs(name, fuzzed(name), scramble)
+    model.to(dtype).save_pretrained(tmp_path / "theirs")
     convert(str(tmp_path / "theirs"), tmp_path / "ours", "gatedlm")
     convert(str(tmp_path / "ours"), tmp_path / "back", "transformers")
     before, after = tensors(tmp_path / "theirs"), tensors(tmp_path / "back")
