@@ -79,7 +79,7 @@ def _one(run: Run) -> dict[str, Any]:
         raise SystemExit(128 + stopped.number if is_first_rank() else 0) from None
     except (MemoryError, RuntimeError) as error:
         if run.recipe.trainer.devices * run.recipe.trainer.nodes > 1 and _lost_a_rank(error):
-            raise ValueError("another process of this run ended: see what it said, the same command goes on") from None
+            raise ValueError("another process of this run was killed or ended: the same command goes on") from None
         if not _lacks_memory(error):
             raise
         size, data = run.recipe.model.parameters().total, run.recipe.data

@@ -201,6 +201,7 @@ def _write(plan: Plan, order: Order, command: str) -> str:
         "scale": order.scale,
         "architecture": plan.architecture,
         "seeds": [*range(order.seeds)],
+        "words": [word for word in order.further if not word.startswith("out=")],
     }
     return f"{plan.finding.name}: {write(plan.finding, Table(plan.rows, found), about, order.out)}"
 

@@ -29,6 +29,8 @@ def main() -> None:
 def findings() -> str:
     """Claims that are expected at the scale they were measured at, a line each, and a count of the others."""
     found = [json.loads(file.read_text()) for name in NAMES for file in sorted(HERE.glob(f"{name}-*.json"))]
+    if not found:
+        return ""
     lines = ["| claim | verdict | mean, 90 % interval | seeds | measured by |", "|---|---|---|---|---|"]
     others: Counter[str] = Counter()
     for content in found:

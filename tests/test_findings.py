@@ -188,9 +188,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_finding_trains_and_renders(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [name, f"rows={','.join(rows_of(name))}", f"runs={out / 'runs'}", f"out={out}", *NANO, "trainer.threads=1"]
     reproduce.main(words)
-    assert f"{name}-tiny.md" in capsys.readouterr().out.replace("\n", "")
-    content = json.loads((out / f"{name}-tiny.json").read_text())
-    text, page = (out / f"{name}-tiny.md").read_text(), (out / f"{name}-tiny.html").read_text()
+    assert f"{name}-tiny-changed.md" in capsys.readouterr().out.replace("\n", "")
+    content = json.loads((out / f"{name}-tiny-changed.json").read_text())
+    text, page = ((out / f"{name}-tiny-changed.{kind}").read_text() for kind in ("md", "html"))
     for row in content["rows"]:
         loss = row["runs"]["0"]["final"]["val/loss"]
         assert f"| {row['label']} | {loss:.3f} |" in text and f"<td>{loss:.3f}</td>" in page
@@ -205,7 +205,7 @@ def test_what_was_measured_is_written(tmp_path: Path) -> None:
     measured = {"baseline": {0: record(4.0), 1: record(4.2)}, "gated": {0: record(3.9), 1: record(None)}}
     claim = Claim("it helps", lambda t: t.below("gated", "baseline"), "nats", "tiny")
     made = Finding("made", "Made up", "moe", lambda scale, rates: rows, claims=(claim,))
-    about = {"command": "x", "scale": "tiny", "architecture": "moe", "seeds": [0, 1]}
+    about = {"command": "x", "scale": "tiny", "architecture": "moe", "seeds": [0, 1], "words": []}
     text = write(made, Table(rows, measured), about, tmp_path).read_text()
     # 0.1 nats below and, diverged from 7.0, 2.8 above: mean +1.35, sd 2.05
     assert "| gated (diverged: 1 of 2) | 5.450 ± 2.192 |" in text and "| +1.350 ± 2.051 |" in text
@@ -259,6 +259,6 @@ def test_a_killed_sweep_goes_on(number: int, tmp_path: Path) -> None:
         time.sleep(0.2)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert ended and {file: file.stat().st_mtime_ns for file in ended} == ended  # none was trained again
-    content = json.loads((tmp_path / "table2-tiny.json").read_text())
+    content = json.loads((tmp_path / "table2-tiny-changed.json").read_text())
     assert [len(row["runs"]) for row in content["rows"]] == [1] * 8
-    assert os.path.exists(tmp_path / "table2-tiny.md")
+    assert os.path.exists(tmp_path / "table2-tiny-changed.md")

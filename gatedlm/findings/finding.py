@@ -11,6 +11,7 @@ from typing import Any
 from gatedlm.model.lm import ModelSpec
 from gatedlm.recipe import Recipe, Run, load, named
 
+START = 10.0  # seconds that a run takes besides its steps
 STEM = "row"  # runs are shared by all findings that have the row, so they bear no finding's name
 
 
@@ -55,7 +56,7 @@ class Scale:
         """About how long a run takes: 6 operations per active parameter and token, at the scale's speed."""
         recipe = run.recipe
         tokens = recipe.trainer.steps * recipe.data.batch * recipe.data.context
-        return 6 * recipe.model.parameters().active * tokens / self.speed
+        return START + 6 * recipe.model.parameters().active * tokens / self.speed
 
 
 class Table:

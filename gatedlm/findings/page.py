@@ -57,7 +57,7 @@ class Grid:
 def write(finding: Finding, table: Table, about: Mapping[str, Any], out: Path) -> Path:
     """Write the three files into ``out`` and return the Markdown's path; ``about`` says which command made them."""
     out.mkdir(parents=True, exist_ok=True)
-    name = f"{finding.name}-{about['scale']}"
+    name = f"{finding.name}-{about['scale']}{'-changed' if about['words'] else ''}"
     grids = [_measured(finding, table), _claims(finding, table), _published(finding, table)]
     grids = [grid for grid in grids if grid.lines]
     (out / f"{name}.json").write_text(json.dumps(_content(finding, table, about), indent=1) + "\n")
@@ -173,6 +173,7 @@ def _about(about: Mapping[str, Any]) -> list[str]:
     return [
         f"Scale {about['scale']}, {about['architecture']}, {seeds}; mean ± standard deviation over seeds. Losses are "
         "in nats per token of held-out text, differences to the baseline are paired by seed.",
+        *[f"Not the finding's own settings: {' '.join(about['words'])}."] * bool(about["words"]),
     ]
 
 
@@ -184,7 +185,7 @@ def _markdown(finding: Finding, grids: list[Grid], about: Mapping[str, Any]) -> 
 
 
 def _bar(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _html(finding: Finding, table: Table, grids: list[Grid], about: Mapping[str, Any]) -> str:

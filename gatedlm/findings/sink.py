@@ -36,6 +36,16 @@ def _less(key: str, arm: str, text: str, unit: str) -> Claim:
     return Claim(text, lambda t: minus(t.finals("baseline", key), t.finals(arm, key)), unit, "tiny")
 
 
+def _passed(arm: str, text: str) -> Claim:
+    """The effective sink divided by the mean score, since a gate at its start halves whatever passes."""
+
+    def support(table: Table) -> dict[int, float]:
+        passed, scores = table.finals(arm, "effective_sink"), table.finals(arm, "gate_score")
+        return minus(table.finals("baseline", "effective_sink"), {s: passed[s] / scores[s] for s in passed})
+
+    return Claim(text, support, "effective sink below the baseline, per unit of score", "tiny")
+
+
 FINDING = Finding(
     "sink",
     "Sink: Bigram-Backcopy, one head with nothing to do on most queries",
@@ -51,13 +61,11 @@ FINDING = Finding(
             "share",
         ),
         _less("f_attn_dormant", "SDPA headwise", "so does a headwise one", "share"),
-        _less(
-            "effective_sink",
+        _passed(
             "SDPA elementwise",
-            "with an elementwise gate the first token writes less",
-            "effective sink",
+            "with an elementwise gate the first token writes less, beyond what the gate takes of all",
         ),
-        _less("effective_sink", "SDPA headwise", "with a headwise gate too", "effective sink"),
+        _passed("SDPA headwise", "with a headwise gate too"),
         Claim(
             "without a gate dormant queries rest on the first token, beyond an even spread",
             lambda t: {s: x - EVEN for s, x in t.finals("baseline", "f_attn_dormant").items()},

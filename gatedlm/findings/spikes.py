@@ -67,18 +67,18 @@ def settings(scale: Scale) -> dict[str, tuple[str, ...]]:
 def rows(scale: Scale, rates: tuple[float, ...]) -> list[Row]:
     """Both arms of each setting, one after the other."""
     return [
-        Row(f"{setting} | {arm}", (*words, *gate), against=f"{setting} | baseline")
+        Row(f"{setting}: {arm}", (*words, *gate), against=f"{setting}: baseline")
         for setting, words in settings(scale).items()
         for arm, gate in ARMS.items()
     ]
 
 
 def _fewer(table: Table, setting: str) -> dict[int, float]:
-    return minus(*(table.finals(f"{setting} | {arm}", "spikes_per_thousand") for arm in ("baseline", GATED)))
+    return minus(*(table.finals(f"{setting}: {arm}", "spikes_per_thousand") for arm in ("baseline", GATED)))
 
 
 def _fewer_everywhere(table: Table) -> dict[int, float]:
-    named = [row.label.removesuffix(f" | {GATED}") for row in table.rows if row.label.endswith(GATED)]
+    named = [row.label.removesuffix(f": {GATED}") for row in table.rows if row.label.endswith(GATED)]
     found = [_fewer(table, setting) for setting in named]
     seeds = set.intersection(*map(set, found))
     return {seed: mean(of_setting[seed] for of_setting in found) for seed in sorted(seeds)}

@@ -59,7 +59,7 @@ def _about(studies: list[Study]) -> str:
                 number(study["parameters"]),
                 study["precision"],
                 escape(", ".join(study["gates"])) or "none",
-                f"{study['rows']} rows of {study['tokens']} tokens, {escape(study['text'])}",
+                f"{study['rows']} x {study['tokens']} tokens: {escape(study['text'])}",
                 "fixed" if study["fixed_first"] else "as packed",
             )
             for study in studies

@@ -14,7 +14,8 @@ from gatedlm.report.study import side_by_side
 def layers_table(study: dict[str, Any]) -> Table:
     """One model, a row for each layer and one of means; the last columns say where M-Act stands."""
     shown = [name for name in BY_LAYER if name in study["by_layer"]]
-    table = _table(study["name"], "layer", *(BY_LAYER[name] for name in shown), "at\ntoken", "chan-\nnel")
+    title = f"{study['name']}, on {study['rows']} x {study['tokens']} tokens: {study['text']}"
+    table = _table(title, "layer", *(BY_LAYER[name] for name in shown), "at\ntoken", "chan-\nnel")
     for layer, outlier in enumerate(study["outliers"]):
         cells = [_cell(study["by_layer"][name][layer]) for name in shown]
         table.add_row(str(layer), *cells, str(outlier["token"]), str(outlier["channel"]))
@@ -25,10 +26,7 @@ def layers_table(study: dict[str, Any]) -> Table:
 
 def comparison(studies: list[dict[str, Any]]) -> Table:
     """Models side by side: their losses and all figures that any of them has, over layers."""
-    first = studies[0]
-    table = _table(
-        f"{first['rows']} rows of {first['tokens']} tokens, {first['text']}", "", *(study["name"] for study in studies)
-    )
+    table = _table("over layers", "", *(study["name"] for study in studies))
     for _, label, cells in side_by_side(studies):
         table.add_row(label, *map(_cell, cells))
     return table

@@ -25,7 +25,7 @@ SAMPLE_TOKENS = 96
 
 
 class Closing(Callback):
-    """At the last step, or where ``guard`` ended the run, writes tokenizer.json and report.html and makes the ledger.
+    """At the last step, or where ``guard`` ended the run, writes report.html and makes the ledger.
 
     ``ledger`` is to be written once all else is saved, for it says that the run is over; None while it is not.
     """
@@ -64,8 +64,6 @@ class Closing(Callback):
         self, lines: list[dict[str, Any]], maps: dict[int, torch.Tensor], row: list[int], text: str | None
     ) -> None:
         assert self.ledger
-        if self.data.tokenizer:
-            self.data.tokenizer.save(str(self.folder / "tokenizer.json"))
         write_report(self.folder, self.ledger, lines, maps, [self._spell(token) for token in row], text)
 
     def _spell(self, token: int) -> str:

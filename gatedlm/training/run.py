@@ -50,9 +50,11 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
     recipe = run.recipe
     ledger = finished(folder, recipe)
     if ledger:
-        for line in differences(folder, recipe):
+        others = differences(folder, recipe)
+        for line in others:
             console.print(f"{line}, not applied", soft_wrap=True)
-        console.print(f"{folder} is {ledger['status']}; for another run change a word or give it a name=")
+        advice = "give it another name=" if others else "change a word or give it a name="
+        console.print(f"{folder} is {ledger['status']}; for another run {advice}", soft_wrap=True)
         return ledger
     saved = checkpoint(folder, recipe, console)
     _quiet()
@@ -62,6 +64,8 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
     data.setup()
     if is_first_rank():
         begin(folder, recipe, data.corpus.fingerprint, saved)
+        if data.tokenizer:
+            data.tokenizer.save(str(folder / "tokenizer.json"))
     return _fit(run, folder, data, lit, saved, console)
 
 

@@ -91,7 +91,9 @@ def split(sizes: dict[str, int], most: int) -> list[list[str]]:
 def consolidate(run: Path, out: Path, size: int) -> list[Path]:
     """Write a run's newest weights as safetensors of about ``size`` bytes each, the recipe in their metadata."""
     out.mkdir(parents=True, exist_ok=True)
-    return write(groups(newest(run), size), out, {"recipe": (run / "recipe.yaml").read_text()})
+    checkpoint = newest(run)
+    metadata = {"recipe": (run / "recipe.yaml").read_text(), "checkpoint": checkpoint.name}
+    return write(groups(checkpoint, size), out, metadata)
 
 
 def write(parts: Iterable[dict[str, Tensor]], out: Path, metadata: dict[str, str]) -> list[Path]:
@@ -119,6 +121,7 @@ def write(parts: Iterable[dict[str, Tensor]], out: Path, metadata: dict[str, str
 def _save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
     try:
         save_file(tensors, file, metadata=metadata)
+        file.chmod(0o644)  # safetensors would let the owner alone read it
     except SafetensorError as error:  # no OSError, whatever the cause
         raise OSError(f"{file}: {error}") from None
 
