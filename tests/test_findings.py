@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def record(loss: float | None, initial: float = 7.0, **final: float | None) -> d
     }
 
 
-def table(**losses: list[float | None]) -> Table:
+def table(**losses: Sequence[float | None]) -> Table:
     rows = {label: {seed: record(loss) for seed, loss in enumerate(values)} for label, values in losses.items()}
     return Table([Row(label) for label in losses], rows)
 

@@ -90,7 +90,8 @@ def attention_by_hand(attention: Attention, gates: list[GateSpec], x: Tensor) ->
         turned = torch.complex(y[..., : D // 2], y[..., D // 2 :]) * factor
         return torch.cat((turned.real, turned.imag), -1)
 
-    def project(linear: torch.nn.Linear) -> Tensor:
+    def project(linear: torch.nn.Module) -> Tensor:
+        assert isinstance(linear, torch.nn.Linear)
         return torch.einsum("btc,hdc->bthd", x, linear.weight.reshape(-1, D, C))
 
     q = turned(gated("query", project(attention.q_proj)), attention.q_norm)

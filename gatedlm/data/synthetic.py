@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 BOS = 0
 TRIGGERS = 8
-Rows = TypeVar("Rows", Tensor, np.ndarray)
 CHAIN_SEED = 2410_13835  # the chain belongs to the task: every seed of a run meets the same one
 
 
@@ -43,8 +42,8 @@ class Chain:
         return hashlib.sha256(self.transitions.tobytes()).hexdigest()[:16]
 
 
-def active(inputs: Rows) -> Rows:
-    """Queries on triggers: their target is the token before them, which a head must copy."""
+def active(inputs: Any) -> Any:
+    """Queries on triggers, as a tensor or an array: their target is the token before them, which a head must copy."""
     return (inputs != BOS) & (inputs <= TRIGGERS)
 
 
