@@ -184,7 +184,6 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reproduced")
 
 
-@pytest.mark.xdist_group("findings")  # which share runs
 @pytest.mark.parametrize("name", NAMES)
 def test_each_finding_trains_and_renders(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [name, f"rows={','.join(rows_of(name))}", f"runs={out / 'runs'}", f"out={out}", *NANO, "trainer.threads=1"]

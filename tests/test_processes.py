@@ -25,7 +25,6 @@ from gatedlm.training.checkpoint import manifests
 from gatedlm.training.run import train
 from gatedlm.training.weights import load_net
 
-pytestmark = pytest.mark.xdist_group("processes")  # they share a run, and two at once would crowd two cores
 STEPS = 30
 WORDS = ["recipe=sink", "scale=nano", "gate=sdpa-elementwise", "data.context=32", "data.batch=8", "optim.warmup=4"]
 WORDS += [f"trainer.steps={STEPS}", "trainer.checkpoint_every=4", "trainer.val_every=10", "trainer.accelerator=cpu"]
