@@ -4,7 +4,8 @@ import numpy as np
 
 from gatedlm.findings import table4
 from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, minus
-from gatedlm.report.drawing import chart, floats
+from gatedlm.report import layout
+from gatedlm.report.drawing import floats
 
 SHOWN = ("baseline", "SDPA elementwise", "SDPA headwise", "value elementwise")
 
@@ -22,8 +23,7 @@ def by_layer(key: str, title: str, unit: str):
             row.label: [floats(r["by_layer"][key]) for r in table.records[row.label].values()] for row in table.rows
         }
         columns = {name: np.mean(layers, axis=0) for name, layers in found.items() if layers}
-        lines = {name: (np.arange(len(values)), values) for name, values in columns.items()}
-        return chart(title, "layer", unit, lines, {})
+        return layout.by_layer(title, unit, columns, {})
 
     return draw
 

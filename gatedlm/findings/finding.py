@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import mean
 from typing import Any
 
 from gatedlm.model.lm import ModelSpec
@@ -87,13 +88,17 @@ class Table:
 
     def best(self, labels: Iterable[str]) -> dict[int, float]:
         """The lowest loss of several rows by seed, for the seeds that all of them have."""
-        losses = [self.losses(label) for label in labels]
-        seeds = set.intersection(*map(set, losses))
-        return {seed: min(loss[seed] for loss in losses) for seed in sorted(seeds)}
+        return by_seed([self.losses(label) for label in labels], min)
 
     def below(self, label: str, other: str) -> dict[int, float]:
         """By how many nats the loss of one row lies below that of another, paired by seed."""
         return minus(self.losses(other), self.losses(label))
+
+
+def by_seed(figures: Sequence[Mapping[int, float]], fold: Callable[[list[float]], float] = mean) -> dict[int, float]:
+    """Several figures of a seed folded into one, by default their mean, for the seeds that all of them have."""
+    seeds = set.intersection(*map(set, figures))
+    return {seed: fold([figure[seed] for figure in figures]) for seed in sorted(seeds)}
 
 
 def minus(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:

@@ -16,8 +16,9 @@ import matplotlib
 
 from gatedlm.findings.finding import Claim, Finding, Row, Table, minus
 from gatedlm.findings.judge import RULE, judge, spread
-from gatedlm.report.drawing import DRAWING, palette
-from gatedlm.report.layout import PAGE, STYLE
+from gatedlm.report.drawing import DRAWING
+from gatedlm.report.layout import page, pre, section
+from gatedlm.report.layout import table as html_table
 
 COLUMNS = {
     "m_act": "M-Act",
@@ -191,14 +192,9 @@ def _bar(cells: list[str]) -> str:
 def _html(finding: Finding, table: Table, grids: list[Grid], about: Mapping[str, Any]) -> str:
     with matplotlib.rc_context(DRAWING):
         figures = "".join(draw(table) for draw in finding.figures)
-    parts = [
-        f"<h1>{escape(finding.title)}</h1>",
-        f"<pre>{escape(about['command'])}</pre>",
-        *map(_paragraph, _about(about)),
-    ]
+    parts = [f"<h1>{escape(finding.title)}</h1>", pre(about["command"]), *map(_paragraph, _about(about))]
     parts += [f'<div class="figures">{figures}</div>' if figures else "", *map(_grid, grids)]
-    parts += [_paragraph(text) for text in (finding.notes, RULE) if text]
-    return PAGE.format(name=escape(finding.title), style=palette() + STYLE.read_text(), body="\n".join(parts))
+    return page(finding.title, [*parts, *(_paragraph(text) for text in (finding.notes, RULE) if text)])
 
 
 def _paragraph(text: str) -> str:
@@ -206,10 +202,8 @@ def _paragraph(text: str) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in grid.head)
-    lines = "".join(f"<tr>{''.join(f'<td>{_strong(cell)}</td>' for cell in line)}</tr>" for line in grid.lines)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<section><h2>{escape(grid.title)}</h2><div class="wide">{table}</div></section>'
+    head, lines = [*map(escape, grid.head)], [[*map(_strong, line)] for line in grid.lines]
+    return section(escape(grid.title), f'<div class="wide">{html_table(head, lines)}</div>')
 
 
 def _strong(cell: str) -> str:

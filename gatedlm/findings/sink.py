@@ -4,6 +4,7 @@ import numpy as np
 
 from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, minus
 from gatedlm.report.drawing import chart, floats
+from gatedlm.report.layout import uniform
 
 ROWS = [
     Row("baseline", ("gate=none",)),
@@ -89,5 +90,4 @@ FINDING = Finding(
     "spread over the context of 64 would put 0.06 on the first token. Early in training the order of the arms depends "
     "on the seed.",
 )
-# The mean over queries 1 <= i < 64 of 1 / (i + 1)
-EVEN = sum(1 / (i + 1) for i in range(1, 64)) / 63
+EVEN = uniform(64)["uniform attention"]

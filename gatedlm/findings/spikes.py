@@ -1,8 +1,6 @@
 """A search for a small setting whose loss spikes tell the gated model from the baseline (Figure 1, Section 4.1)."""
 
-from statistics import mean
-
-from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, minus
+from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, by_seed, minus
 
 GATED = "SDPA elementwise"
 ARMS = {"baseline": ("gate=none",), GATED: ("gate=sdpa-elementwise",)}
@@ -79,9 +77,7 @@ def _fewer(table: Table, setting: str) -> dict[int, float]:
 
 def _fewer_everywhere(table: Table) -> dict[int, float]:
     named = [row.label.removesuffix(f": {GATED}") for row in table.rows if row.label.endswith(GATED)]
-    found = [_fewer(table, setting) for setting in named]
-    seeds = set.intersection(*map(set, found))
-    return {seed: mean(of_setting[seed] for of_setting in found) for seed in sorted(seeds)}
+    return by_seed([_fewer(table, setting) for setting in named])
 
 
 FINDING = Finding(

@@ -5,7 +5,7 @@ from statistics import mean
 
 import numpy as np
 
-from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, minus
+from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, by_seed, minus
 from gatedlm.report.drawing import Line, chart
 
 ARMS = {
@@ -40,8 +40,7 @@ def rates_of(table: Table) -> list[float]:
 def sensitivity(table: Table, arm: str) -> dict[int, float]:
     """Mean over learning rates of min(loss, initial loss) - best loss, in nats (Wortsman et al. 2023, 2309.14322)."""
     losses = [table.capped(label(arm, rate)) for rate in rates_of(table)]
-    seeds = set.intersection(*map(set, losses))
-    return {seed: mean(loss[seed] for loss in losses) - min(loss[seed] for loss in losses) for seed in sorted(seeds)}
+    return by_seed(losses, lambda of_seed: mean(of_seed) - min(of_seed))
 
 
 def _less_sensitive(arm: str, expected: str) -> Claim:
@@ -67,8 +66,7 @@ def _calmer(table: Table) -> dict[int, float]:
     for rate in rates_of(table):
         ours, theirs = (table.finals(label(arm, rate), "m_act") for arm in ("SDPA elementwise", "baseline"))
         factors.append({seed: math.log2(theirs[seed] / ours[seed]) for seed in ours if seed in theirs})
-    seeds = set.intersection(*map(set, factors))
-    return {seed: mean(factor[seed] for factor in factors) for seed in sorted(seeds)}
+    return by_seed(factors)
 
 
 def _fewer_spikes(table: Table) -> dict[int, float]:
@@ -77,9 +75,7 @@ def _fewer_spikes(table: Table) -> dict[int, float]:
 
 def _spikes(table: Table, arm: str) -> dict[int, float]:
     """Spike events per thousand steps by seed, the mean over rates."""
-    found = [table.finals(label(arm, rate), "spikes_per_thousand") for rate in rates_of(table)]
-    seeds = set.intersection(*map(set, found))
-    return {seed: mean(of_rate[seed] for of_rate in found) for seed in sorted(seeds)}
+    return by_seed([table.finals(label(arm, rate), "spikes_per_thousand") for rate in rates_of(table)])
 
 
 def loss_over_rate(table: Table) -> str:

@@ -6,9 +6,9 @@ from gatedlm.data.module import LMData
 from gatedlm.findings import sink
 from gatedlm.findings.finding import Claim, Finding, Table, minus
 from gatedlm.findings.records import folder
+from gatedlm.hub import open_model
 from gatedlm.probes import streaming_loss
 from gatedlm.recipe import Run
-from gatedlm.training.weights import load_net
 
 ROWS = 64
 
@@ -17,7 +17,7 @@ def evict(run: Run) -> dict[str, float]:
     """Mean loss beyond a window of half the context, with the first token kept and with it dropped; the difference."""
     data = LMData(run.recipe.data, run.recipe.seed)
     data.setup()
-    net, window = load_net(folder(run)).eval(), run.recipe.data.context // 2
+    net, window = open_model(str(folder(run))).net.eval(), run.recipe.data.context // 2
     rows = data.val_rows(ROWS)
     kept, dropped = (float(streaming_loss(net, rows, window, n)[:, window:].mean()) for n in (1, 0))
     return {"loss_first_kept": kept, "loss_first_dropped": dropped, "harm": dropped - kept}
