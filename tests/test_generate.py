@@ -352,11 +352,11 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 def test_standard_output_holds_the_text_alone(run: Path, call) -> None:
     status, out, err = call(f"run={run}", "prompt=das Tor", "tokens=30", "seed=3")
     assert status == 0, err
-    from gatedlm.training.weights import load_net
+    from gatedlm.hub import open_model
 
     tokenizer = tokens.load(str(run))
     ids = [0, *tokenizer.encode("das Tor", add_special_tokens=False).ids]
-    (written,) = texts(generate(load_net(run), [ids], 30, Sampling(seed=3), {0}))
+    (written,) = texts(generate(open_model(str(run)).net, [ids], 30, Sampling(seed=3), {0}))
     assert out == "das Tor" + tokenizer.decode(written) + "\n"
     assert err.startswith(f"{len(written)} tokens in ")
 

@@ -19,11 +19,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from gatedlm import consolidate
+from gatedlm.hub import open_model
 from gatedlm.recipe import from_yaml, load
 from gatedlm.training.callbacks import read_metrics
 from gatedlm.training.checkpoint import manifests
 from gatedlm.training.run import train
-from gatedlm.training.weights import load_net
 
 STEPS = 30
 WORDS = ["recipe=sink", "scale=nano", "gate=sdpa-elementwise", "data.context=32", "data.batch=8", "optim.warmup=4"]
@@ -140,7 +140,7 @@ def test_shards_become_safetensors(sharded: Path, tmp_path: Path, capsys: pytest
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(parts) > 2 and set(index) == set(whole)
     merged = {name: tensor for part in parts for name, tensor in part.items()}
-    net = load_net(run)
+    net = open_model(str(run)).net
     assert set(merged) == set(whole) == set(net.state_dict())
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, whole[name]) and torch.equal(tensor, merged[name])

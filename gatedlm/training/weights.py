@@ -10,14 +10,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from gatedlm.model.lm import GatedLM
-from gatedlm.recipe import from_yaml
 from gatedlm.training.checkpoint import damage, manifests
 
 PREFIX = "state_dict.net."
@@ -124,19 +122,3 @@ def _save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> N
         file.chmod(0o644)  # safetensors would let the owner alone read it
     except SafetensorError as error:  # no OSError, whatever the cause
         raise OSError(f"{file}: {error}") from None
-
-
-def load_net(run: Path) -> GatedLM:
-    """A run's network on the CPU, from its newest checkpoint or, where none is left, consolidated weights."""
-    try:
-        recipe = from_yaml((run / "recipe.yaml").read_text())
-    except OSError as error:
-        raise ValueError(f"{run}: not the folder of a run ({error.strerror}: recipe.yaml)") from None
-    tensors: dict[str, Tensor] = {}
-    files = [] if manifests(run / "checkpoints") else sorted(run.glob("model*.safetensors"))
-    for group in map(load_file, files) if files else groups(newest(run), 2**62):
-        tensors |= {name: tensor.clone() for name, tensor in group.items()}  # of which some are mapped
-    with torch.device("meta"):
-        net = GatedLM(recipe.model)
-    net.load_state_dict(tensors, assign=True)
-    return net
