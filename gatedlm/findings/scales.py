@@ -7,7 +7,14 @@ from gatedlm.findings.finding import Scale
 _TEXT = ("recipe=quickstart", "gate=none")
 _SINK = ("recipe=sink",)
 # As in the paper's mixture of experts there are fewer key/value than query heads, so that each row of Table 1 differs
-_TINY_MOE = ("scale=tiny-moe", "model.heads=4", "model.kv_heads=2", "model.head_dim=16", "data.batch=8")
+_TINY_MOE = (
+    "scale=tiny-moe",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.head_dim=16",
+    "data.batch=8",
+    "trainer.steps=300",
+)
 # Tables want the end of a run; what happens on the way is asked for by the findings that show it
 _BRIEF = ("trainer.val_every=0", "trainer.val_batches=20", "trainer.probe_every=0", "trainer.keep=1")
 

@@ -4,7 +4,7 @@ from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, by_seed,
 
 GATED = "SDPA elementwise"
 ARMS = {"baseline": ("gate=none",), GATED: ("gate=sdpa-elementwise",)}
-_SMALL = ("scale=nano", "model.layers=4", "data.context=64", "data.batch=8", "trainer.steps=2000", "optim.warmup=50")
+_SMALL = ("scale=nano", "model.layers=4", "data.context=64", "data.batch=8", "trainer.steps=1000", "optim.warmup=50")
 _WATCHED = ("optim.schedule=constant", "trainer.checkpoint_every=0", "trainer.val_batches=5", "spikes.skip=100")
 _NO_NORM, _NO_CLIP, _SLOW = "model.qk_norm=false", "optim.clip=0", "optim.betas=[0.9,0.999]"
 _COPY = ("data=backcopy", "data.max_tokens=0")
@@ -29,11 +29,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         _NO_CLIP,
     ),
     "text lr=3e-2 bf16": ("optim.lr=3e-2", "trainer.precision=bf16"),
-    "text lr=3e-2 batch 32": ("optim.lr=3e-2", "data.batch=32", "trainer.steps=1000"),
+    "text lr=3e-2 batch 32": ("optim.lr=3e-2", "data.batch=32", "trainer.steps=500"),
     "text lr=1e-2 batch 2": ("optim.lr=1e-2", "data.batch=2"),
-    "text lr=5e-3 6000 steps no QK-norm beta2=0.999 no clip": (
+    "text lr=5e-3 4000 steps no QK-norm beta2=0.999 no clip": (
         "optim.lr=5e-3",
-        "trainer.steps=6000",
+        "trainer.steps=4000",
         _NO_NORM,
         _SLOW,
         _NO_CLIP,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +26,8 @@ from gatedlm.training.measure import Measurements
 from gatedlm.training.module import LitLM, parameter_groups
 from gatedlm.training.resume import alone, begin, checkpoint, differences, finished
 from gatedlm.training.strategy import in_words, is_first_rank, placement
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 
 class Stopped(Exception):
@@ -58,6 +62,7 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
         return ledger
     saved = checkpoint(folder, recipe, console)
     _quiet()
+    _keep_freed_memory()
     if recipe.trainer.threads:
         torch.set_num_threads(recipe.trainer.threads)
     data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
@@ -108,6 +113,14 @@ def _quiet() -> None:
     """Lightning's notes on hardware and its own defaults are no news to who gave a recipe."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\.")
+
+
+def _keep_freed_memory() -> None:
+    """On CPUs with glibc, reuse each step's large buffers: given back, every page of them would fault in again."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" and not torch.accelerator.is_available() else None
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _groups(lit: LitLM) -> list[str]:
