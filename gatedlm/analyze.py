@@ -16,9 +16,10 @@ gates do; MODEL is the folder of a run, a folder of weights or org/name on the H
 
   text=FILE        any text; without it a run reads its own validation rows, all others prose of the standard library
   data=CORPUS      the beginning of a corpus instead: stdlib, tinystories, fineweb_edu or org/name on the Hub
-  tokens=512       in a row of text, or a run's context if that is shorter; rows=4 how many rows
+  tokens=512       in a row of text, or the models' context if that is shorter; rows=4 how many rows
   gate=ones        the loss with all scores set to 1, gate=mean with each at its mean over tokens, gate=ones,mean both
   mask_first=true  the loss with the first token hidden from all later ones
+  model.rope.scaling=yarn model.rope.factor=4   as models of contexts 4 times as long
   out=FOLDER       study.json and study.html with charts, tables and attention maps
   layers=0,13,27   whose maps the page shows; without it the first, the middle and the last
 
@@ -40,7 +41,7 @@ for example: python -m gatedlm.analyze model=runs/A,runs/B gate=ones mask_first=
 def main(words: list[str]) -> None:
     """Print what the first word asks for; without words say what there is.
 
-    Exit status 2 with one line for words, or a file or model that cannot be read.
+    Exit status 2 with one line for words, or a file or model that cannot be read, 130 after Ctrl-C.
     """
     if not words or {"-h", "--help"} & set(words):
         print(USAGE)
@@ -53,6 +54,8 @@ def main(words: list[str]) -> None:
     except (ValueError, OSError) as error:
         print(*str(error).splitlines(), file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def _model(options: dict[str, str]) -> None:

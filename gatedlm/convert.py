@@ -25,7 +25,10 @@ WORDS = ("in", "out", "to")
 
 
 def main(words: list[str]) -> None:
-    """Write the folder and say what loads it; exit status 2 with one line for what cannot be read, held or written."""
+    """Write the folder and say what loads it; exit status 2 with one line for what cannot be read, held or written.
+
+    130 after Ctrl-C, and then nothing is left.
+    """
     if not words or {"-h", "--help"} & set(words):
         print(USAGE)
         return
@@ -37,6 +40,8 @@ def main(words: list[str]) -> None:
     except (ValueError, OSError) as error:
         print(*str(error).splitlines(), file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     print(*files, sep="\n")
     print(f"{given['out']}: {class_name}")
 

@@ -29,12 +29,14 @@ name on the Hub; standard output holds the texts alone, the first as it comes, t
   seed=0           text i draws with seed + i, whatever the others are
   window=W         see the last W tokens alone, and with keep_first=N the first N too
   chunk=512        tokens of a prompt that are read at once
+  model.rope.scaling=yarn model.rope.factor=4   texts up to 4 times the trained context
   batch=16         texts that are written at once
 
 for example: python -m gatedlm.generate run=runs/NAME prompt="def main(" temperature=0"""
 DRAW = ("temperature", "top_k", "top_p", "min_p", "seed")
 REAL = ("temperature", "top_p", "min_p")
 LEAST = {"tokens": 1, "top_k": 0, "seed": 0, "window": 1, "keep_first": 0, "chunk": 1, "batch": 1}
+ROPE = "model.rope."  # what begins the words that stretch a trained context
 WORDS = ("run", "model", "prompt", "prompts", *REAL, *LEAST)
 HALF = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character yet
 
@@ -56,7 +58,8 @@ def main(words: list[str]) -> None:
 
 
 def _generate(words: list[str]) -> None:
-    where, prompts, numbers = _read(words)
+    rope = [word for word in words if word.startswith(ROPE)]
+    where, prompts, numbers = _read([word for word in words if word not in rope])
 
     import torch
 
@@ -65,23 +68,25 @@ def _generate(words: list[str]) -> None:
 
     sampling = Sampling(**{key: numbers.pop(key) for key in DRAW if key in numbers})
     batch = numbers.pop("batch")
-    net, tokenizer, name, first, stop = open_model(where)
+    opened = open_model(where, words=rope)
+    net, tokenizer, name, first, stop = opened
     if tokenizer is None:
         raise ValueError(f"{name}: it has no tokenizer.json, so its tokens stand for no text")
     ids = [([] if first is None else [first]) + tokenizer.encode(p, add_special_tokens=False).ids for p in prompts]
     if not all(ids):
         raise ValueError(f"{name}: no token begins its texts, give prompt=TEXT")
+    opened.check(max(map(max, ids)))
     net.to("cuda" if torch.cuda.is_available() else "cpu")
     started, written = time.perf_counter(), 0
     for i in range(0, len(prompts), batch):
         own = replace(sampling, seed=sampling.seed + i)
         steps = generate(net, ids[i : i + batch], sampling=own, stop=stop, **numbers)
-        written += _write(tokenizer, prompts[i : i + batch], steps)
+        written += _write(tokenizer, prompts[i : i + batch], ids[i : i + batch], steps)
     print(f"{written} tokens in {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
 
-def _write(tokenizer: Tokenizer, prompts: list[str], steps: Iterator[list[int | None]]) -> int:
-    """Print a batch's texts in order, the first as it comes; how many tokens they took."""
+def _write(tokenizer: Tokenizer, prompts: list[str], read: list[list[int]], steps: Iterator[list[int | None]]) -> int:
+    """Print a batch's texts in order, the first as it comes; how many tokens they took beside those ``read``."""
     ids: list[list[int]] = [[] for _ in prompts]
 
     def first() -> Iterator[int]:
@@ -92,23 +97,31 @@ def _write(tokenizer: Tokenizer, prompts: list[str], steps: Iterator[list[int | 
                 yield step[0]
 
     print(prompts[0], end="", flush=True)
-    for piece in _characters(tokenizer, first()):
+    for piece in _characters(tokenizer, read[0], first()):
         print(piece, end="", flush=True)
     print()
-    for prompt, own in zip(prompts[1:], ids[1:], strict=True):
-        print(prompt + tokenizer.decode(own))
+    for prompt, before, own in zip(prompts[1:], read[1:], ids[1:], strict=True):
+        print(prompt, *_characters(tokenizer, before, own), sep="")
     return sum(map(len, ids))
 
 
-def _characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """The text of tokens as soon as they make whole characters: a byte-level token may be a part of one."""
+def _characters(tokenizer: Tokenizer, before: list[int], tokens: Iterable[int]) -> Iterator[str]:
+    """The text of tokens as soon as they make whole characters: a byte-level token may be a part of one.
+
+    They are read behind those ``before`` them, without which some tokenizers drop the space between.
+    """
     part: list[int] = []
     for token in tokens:
         part.append(token)
-        if not (text := tokenizer.decode(part)).endswith(HALF):
+        text = _behind(tokenizer, before, part)
+        if text and not text.endswith(HALF):
             yield text
-            part = []
-    yield tokenizer.decode(part)
+            before, part = part, []
+    yield _behind(tokenizer, before, part)
+
+
+def _behind(tokenizer: Tokenizer, before: list[int], part: list[int]) -> str:
+    return tokenizer.decode(before + part)[len(tokenizer.decode(before)) :]
 
 
 def _read(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
@@ -120,7 +133,7 @@ def _read(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
         if key in ("run", "model"):
             models.append(value)
         elif key in ("prompt", "prompts"):
-            prompts += [value] if key == "prompt" else _lines(value)
+            prompts += [_text(value)] if key == "prompt" else _lines(value)
         elif key in WORDS:
             numbers[key] = _number(key, value)
         else:
@@ -129,6 +142,8 @@ def _read(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
             raise ValueError(f"unknown word {key!r}: {advice}")
     if len(models) != 1 or not models[0]:
         raise ValueError("which model? write run=runs/NAME or model=FOLDER, one of them and once")
+    if "keep_first" in numbers and "window" not in numbers:
+        raise ValueError(f"keep_first={numbers['keep_first']}: all is kept unless window=W says how much")
     return models[0], prompts or [""], numbers
 
 
@@ -140,6 +155,14 @@ def _number(key: str, value: str) -> float:
     if key in LEAST and not LEAST[key] <= number < 2**62:
         raise ValueError(f"{key}={value}: a whole number from {LEAST[key]} up")
     return number
+
+
+def _text(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # bytes of a command line that are no text
+        raise ValueError(f"prompt={ascii(prompt)[1:-1]}: not UTF-8") from None
+    return prompt
 
 
 def _lines(file: str) -> list[str]:

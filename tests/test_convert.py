@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import pipeline
 
 from gatedlm import consolidate, convert, fit
-from gatedlm.hub import open_model
+from gatedlm.hub import open_model, opening
 from gatedlm.hub.config import config_of
 from gatedlm.hub.layout import OFFICIAL, QWEN3_MOE, Layout, links
 from gatedlm.model.feedforward import ExpertsSpec
@@ -105,6 +106,17 @@ def test_what_is_wrong_is_said_in_one_line(
     assert says in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opening, "write", interrupt)
+    with pytest.raises(SystemExit) as exit:
+        convert.main([f"in={run}", f"out={tmp_path / 'out'}", "to=transformers"])
+    assert exit.value.code == 130
+    assert not [*tmp_path.iterdir()]
 
 
 def test_usage_answers_before_torch_is_loaded() -> None:

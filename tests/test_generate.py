@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from test_lm import LAYERS, MIXTURE, SPEC, V, oracle_sizes, renamed
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor, nn
 
 from gatedlm import generate as command
@@ -218,6 +220,13 @@ def test_draws_follow_the_probabilities() -> None:
     assert ((drawn.bincount(minlength=6) / count - p).abs() < 4 * deviation + 1e-4).all()
 
 
+def test_a_temperature_near_zero_takes_the_most_probable() -> None:
+    logits = logits_of(3, 6)
+    for temperature in (1e-9, 1e-300, 5e-324):
+        drawn = draw(logits, Sampling(temperature), [torch.Generator()] * len(logits))
+        assert drawn.tolist() == logits.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize(
     "words",
     [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": 2.0}],
@@ -380,9 +389,22 @@ def test_text_comes_in_whole_characters() -> None:
     text = "aé€😀z"
     ids = tokenizer.encode(text).ids
     assert len(ids) == 1 + 2 + 3 + 4 + 1
-    assert [piece for piece in command._characters(tokenizer, iter(ids)) if piece] == list(text)
-    half = command._characters(tokenizer, iter(ids[:2]))
+    assert [piece for piece in command._characters(tokenizer, [], iter(ids)) if piece] == list(text)
+    half = command._characters(tokenizer, [], iter(ids[:2]))
     assert "".join(half) == tokenizer.decode(ids[:2]) == "a\ufffd"
+
+
+def test_spaces_stay_where_a_tokenizer_drops_that_of_a_texts_beginning() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "▁the": 1, "▁fox": 2, "▁jumps": 3}, unk_token="<s>"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.decoder = decoders.Metaspace()
+    assert tokenizer.decode([2]) == "fox"
+    for before, tokens_, pieces in (
+        ([0, 1], [2, 3], [" fox", " jumps"]),
+        ([0], [1, 2], ["the", " fox"]),
+        ([1], [2, 0, 3], [" fox", " jumps"]),
+    ):
+        assert [piece for piece in command._characters(tokenizer, before, tokens_) if piece] == pieces
 
 
 @pytest.mark.parametrize(
@@ -400,6 +422,8 @@ def test_text_comes_in_whole_characters() -> None:
         (["run=RUN", "tokens=0"], "tokens=0: a whole number from 1"),
         (["run=RUN", f"seed={2**80}"], "a whole number from 0"),
         (["run=RUN", "window=0"], "window=0: a whole number from 1"),
+        (["run=RUN", "keep_first=2"], "keep_first=2: all is kept unless window=W"),
+        (["run=RUN", "prompt=a\udcff"], "prompt=a\\udcff: not UTF-8"),
         (["run=RUN", "prompts=nowhere.txt"], "prompts=nowhere.txt: No such file"),
         (["run=RUN", "prompts=empty.txt"], "prompts=empty.txt: no prompt in it"),
         (["run=RUN", "prompts=latin.txt"], "prompts=latin.txt: not UTF-8"),
@@ -423,6 +447,18 @@ def test_a_run_without_text_is_refused(tmp_path: Path, run: Path, call) -> None:
     status, out, err = call(f"run={tmp_path}", "prompt=x")
     assert (status, out) == (2, "")
     assert "no tokenizer.json" in err and err.count("\n") == 1
+
+
+def test_a_token_without_weights_is_said(tmp_path: Path, run: Path, call) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
+    tokenizer.add_tokens([f"Einhorn {i}" for i in range(100, 200)])
+    tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
+    size = tokenizer.get_vocab_size() - 1
+    status, out, err = call(f"run={tmp_path / 'run'}", "prompt=das Einhorn 199", "tokens=1")
+    assert (status, out) == (2, "")
+    assert f"token {size} has no weights" in err and err.count("\n") == 1
+    assert call(f"run={tmp_path / 'run'}", "prompt=das Tor", "tokens=1")[0] == 0
 
 
 def test_usage_comes_before_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import random
 import re
 import shutil
@@ -443,6 +444,23 @@ def test_numbers_that_are_not_floating_point_are_refused(folder: Path) -> None:
     refused(altered(folder, lambda state: state.update({K: state[K].to(torch.int8)})), K, "model.safetensors")
 
 
+@pytest.mark.parametrize("extra", [{0: torch.ones(3)}, {K: torch.ones(3, device="meta")}], ids=["number", "meta"])
+def test_a_torch_file_of_more_than_named_numbers_is_refused(extra: dict[Any, Tensor], folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(state | extra, folder / "pytorch_model.bin")
+    refused(folder, "pytorch_model.bin", f"{next(iter(extra))} is no tensor")
+
+
+def test_a_torch_file_of_parameters_is_one_of_tensors(tmp_path: Path, scramble: Scramble) -> None:
+    model = theirs("Qwen3Moe", fuzzed("Qwen3Moe"), scramble)
+    model.save_pretrained(folder := tmp_path / "theirs")
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({name: nn.Parameter(tensor) for name, tensor in state.items()}, folder / "pytorch_model.bin")
+    assert_agree(open_model(str(folder)).net, model)
+
+
 def test_biases_are_accepted_only_where_they_are_zero(folder: Path) -> None:
     bias = K.replace("weight", "bias")
     altered(folder, lambda state: state.update({bias: torch.zeros(len(state[K]))}))
@@ -536,13 +554,17 @@ def test_an_index_names_files_of_its_folder(folder: Path) -> None:
         ("layer_types", ["sliding_attention"]),
         ("layer_types", 5),
         ("use_sliding_window", True),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}),
+        ("rope_parameters", {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}),
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "attention_factor": 1.5}),
         ("rope_parameters", {"full_attention": {"rope_theta": 1e4}}),
         ("rope_parameters", {"rope_theta": "large"}),
+        ("rope_parameters", {"rope_theta": math.inf}),
+        ("rope_parameters", {"rope_theta": math.nan}),
         ("rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.25}),
         ("rope_parameters", 7),
         ("quantization_config", {"bits": 4}),
         ("max_position_embeddings", "long"),
+        ("max_position_embeddings", math.inf),
     ],
 )
 def test_a_config_without_a_match_is_refused(key: str, value: Any, folder: Path) -> None:

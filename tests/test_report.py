@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -344,6 +345,14 @@ def test_markers_and_levels_lie_within_the_axes(monkeypatch: pytest.MonkeyPatch)
         assert -0.1 * right < left <= 0 and right > at[-1]
         assert top - highest >= 0.04 * (highest - min(*values, 0))
         assert bottom == 0 if min(values) >= 0 else bottom < min(values)
+
+
+def test_a_line_of_nothing_leaves_the_others_their_colours() -> None:
+    at, values = np.arange(3), np.array([0.1, 0.2, 0.3])
+    with matplotlib.rc_context(drawing.DRAWING):
+        made = drawing.chart("some", "layer", "unit", {"a": (at[:0], values[:0]), "b": (at, values)}, {})
+    assert "--vermillion" in made and "--blue" not in made
+    assert ">b<" in made and ">a<" not in made and "Nothing was recorded of: a." in made
 
 
 def test_rows_that_begin_alike_are_one_line(page: Callable[[dict[str, Any]], Page]) -> None:

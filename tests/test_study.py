@@ -319,13 +319,13 @@ def test_a_model_of_transformers_by_its_own_attention(
 
     sizes: dict[str, Any] = {"hidden_size": C, "intermediate_size": 16, "num_hidden_layers": L, "head_dim": D}
     heads: dict[str, Any] = {"num_attention_heads": H, "num_key_value_heads": G}
-    config = Qwen3Config(vocab_size=V, eos_token_id=7, **sizes, **heads)
+    config = Qwen3Config(vocab_size=V, eos_token_id=7, max_position_embeddings=30, **sizes, **heads)
     theirs: Any = scramble(Qwen3ForCausalLM(config)).eval()
     theirs.set_attn_implementation("eager")
     theirs.save_pretrained(tmp_path / "theirs")
     tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
     (tmp_path / "text.txt").write_text(TEXT)
-    words = [f"text={tmp_path / 'text.txt'}", "tokens=30", "rows=2", "layers=0", f"out={tmp_path}"]
+    words = [f"text={tmp_path / 'text.txt'}", "rows=2", "layers=0", f"out={tmp_path}"]
     main([f"model={tmp_path / 'theirs'}", *words])
     (told,) = json.loads((tmp_path / "study.json").read_text())
     rows = torch.tensor(tokenizer.encode(TEXT).ids[:61]).unfold(0, 31, 30)[:, :-1].clone()
@@ -338,6 +338,15 @@ def test_a_model_of_transformers_by_its_own_attention(
     assert not told["fixed_first"], "no first token is this tokenizer's policy"
     largest = [float(hidden.abs().max()) for hidden in packed.hidden_states[1:-1]]
     assert told["by_layer"]["m_act"][:-1] == pytest.approx(largest, rel=1e-4), "their last one is normed already"
+
+
+def test_names_are_no_markup(folders: Path, capsys: pytest.CaptureFixture[str]):
+    name = "[red]a$_b$"
+    recipe = Recipe(name=name, model=replace(SPEC, gates=[GateSpec()]), data=DataSpec(vocab=V, context=32))
+    (folders / "gated" / "recipe.yaml").write_text(to_yaml(recipe))
+    main([f"model={folders / 'plain'},{folders / 'gated'}", f"text={folders / 'text.txt'}", f"out={folders / 'out'}"])
+    assert f"{name}, on 4 x 32 tokens" in capsys.readouterr().out
+    assert name in Page(folders / "out" / "study.html").text
 
 
 def test_a_run_reads_its_own_validation_rows(tmp_path: Path, build: Callable[..., GatedLM]):
@@ -391,6 +400,7 @@ def test_text_rows_are_no_longer_than_a_run_has_seen(folders: Path):
         ("model={plain} data=backcopy", "data=backcopy: holds no text of its own"),
         ("model={plain} data=stdlb", "did you mean stdlib?"),
         ("model={plain}/none text={text}", "none"),
+        ("model={plain},{plain}/none text={text}", "none"),
     ],
 )
 def test_wrong_words_end_in_one_line(words: str, says: str, folders: Path, capsys: pytest.CaptureFixture[str]):
@@ -401,7 +411,25 @@ def test_wrong_words_end_in_one_line(words: str, says: str, folders: Path, capsy
 def test_a_model_without_words_reads_no_text(folders: Path, capsys: pytest.CaptureFixture[str]):
     (folders / "plain" / "tokenizer.json").unlink()
     said = refusal(capsys, f"model={folders / 'plain'}", f"text={folders / 'text.txt'}")
-    assert said == "plain: reads no text; study it alone or beside runs of the same data\n"
+    assert said.startswith("plain: no tokenizer.json, so it reads no text")
+
+
+def test_a_token_without_weights_is_said(folders: Path, capsys: pytest.CaptureFixture[str], tokenizer: Tokenizer):
+    words = Tokenizer.from_str(tokenizer.to_str())
+    words.add_tokens(["with numbers"])
+    words.save(str(folders / "plain" / "tokenizer.json"))
+    said = refusal(capsys, f"model={folders / 'plain'}", f"text={folders / 'text.txt'}")
+    assert said == f"plain: token {V} has no weights, which end with token {V - 1}\n"
+
+
+def test_ctrl_c_is_no_traceback(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(where: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gatedlm.studies.model.look", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main([f"model={folders / 'plain'}"])
+    assert ended.value.code == 130
 
 
 def test_usage_names_every_word_and_default():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
@@ -30,6 +31,13 @@ FLAGS = {
     "elementwise_attn_output_gate": GateSpec(),
     "headwise_attn_output_gate": GateSpec(granularity="headwise"),
 }
+ORIGINAL = "original_max_position_embeddings"
+# What config.json calls the fields of RopeSpec, by kind of scaling
+SCALINGS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "yarn": {"factor": "factor", ORIGINAL: "original", "beta_fast": "beta_fast", "beta_slow": "beta_slow"},
+}
 HEADWISE = "gatedlm_gate"  # "headwise" where the gate's rows of a head are equal
 EPS = 1e-6
 LARGEST = 2**19  # of any size, so that no product of three overflows
@@ -39,7 +47,7 @@ LOST = {
     "switch": "it has no switch heads",
     "qk_norm": "it norms every query and key",
     "sandwich_norm": "it has no norms on the outputs of attention and feed-forward",
-    "rope": "it takes a base alone",
+    "rope": "it takes a base, in transformers linear or yarn scaling too",
 }
 
 
@@ -63,7 +71,7 @@ def spec_of(config: Config) -> tuple[Layout, ModelSpec]:
         gates=_gates(config, layout),
         qk_norm=config.get("use_qk_norm", True) is True if layout == OFFICIAL else layout.qk_norm,
         tied=config.get("tie_word_embeddings") is True,
-        rope=RopeSpec(_rope_base(config, layout)),
+        rope=_rope(config, layout),
     )
     if experts.count and layout.shared:
         layout = replace(layout, shared=_whole(config, "shared_expert_intermediate_size"))
@@ -72,7 +80,9 @@ def spec_of(config: Config) -> tuple[Layout, ModelSpec]:
 
 def config_of(spec: ModelSpec, layout: Layout, context: int, dtype: torch.dtype) -> Config:
     """The config.json with which a transformers class, or the release's own, builds this model."""
-    rope = {"rope_type": "default", "rope_theta": spec.rope.base, "partial_rotary_factor": 1.0}
+    kind = spec.rope.scaling if spec.rope.scaling in SCALINGS else "default"
+    rope = {"rope_type": kind, "rope_theta": spec.rope.base, "partial_rotary_factor": 1.0}
+    rope |= {key: getattr(spec.rope, ours) for key, ours in SCALINGS[kind].items()}
     general = {
         "architectures": [layout.class_name],
         "model_type": layout.model_type,
@@ -190,19 +200,26 @@ def _gates(config: Config, layout: Layout) -> list[GateSpec]:
     return []
 
 
-def _rope_base(config: Config, layout: Layout) -> float:
+def _rope(config: Config, layout: Layout) -> RopeSpec:
     partial = config.get("partial_rotary_factor", 0.25 if layout == QWEN3_NEXT else 1.0)
     rope = {"rope_theta": config.get("rope_theta", 10_000.0), "partial_rotary_factor": partial}
     for key in ("rope_scaling", "rope_parameters"):
         rope |= config.get(key) or {}
-    kind, base = rope.pop("rope_type", rope.pop("type", "default")), rope.pop("rope_theta")
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
     if rope.pop("partial_rotary_factor") != 1:
         raise ValueError("partial_rotary_factor: RoPE here turns all channels of a head")
-    if kind != "default" or rope:
-        raise ValueError(f"rope_parameters: RoPE here takes a base alone, not {kind} {' '.join(rope)}".rstrip())
-    if isinstance(base, bool) or not isinstance(base, int | float):
-        raise ValueError(f"rope_theta={base!r}: must be a number")
-    return float(base)
+    known = SCALINGS.get(kind, {})
+    foreign = [key for key, value in rope.items() if key not in {"rope_theta", *known} and value is not None]
+    if kind not in SCALINGS or foreign:
+        raise ValueError(f"rope_parameters: RoPE here has no {' '.join((str(kind), *foreign))}")
+    given = {key: rope[key] for key in known if rope.get(key) is not None} | {"rope_theta": rope["rope_theta"]}
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+            raise ValueError(f"{key}={value!r}: must be a number")
+    if kind == "yarn":
+        given[ORIGINAL] = _whole({ORIGINAL: config.get("max_position_embeddings")} | given, ORIGINAL)
+    own = {known[key]: value for key, value in given.items() if key in known}
+    return RopeSpec(float(given["rope_theta"]), "none" if kind == "default" else kind, **own)
 
 
 def _whole(config: Config, key: str, default: int | None = None) -> int:

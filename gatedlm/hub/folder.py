@@ -139,10 +139,11 @@ def _mapped(file: Path) -> dict[str, Tensor]:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # what a damaged file raises depends on which byte it is
         raise ValueError(f"{file}: {_unreadable(file, error)}") from None
-    wrong = [name for name, tensor in tensors.items() if not _plain(tensor)] if isinstance(tensors, dict) else ["it"]
-    if wrong:
-        raise ValueError(f"{file}: {wrong[0]} is no tensor of floating-point numbers")
-    return tensors
+    found: dict[Any, Any] = tensors if isinstance(tensors, dict) else {"it": None}
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not _plain(tensor):
+            raise ValueError(f"{file}: {name} is no tensor of floating-point numbers")
+    return {name: tensor.detach() for name, tensor in found.items()}  # parameters would take gradients along
 
 
 def _unreadable(file: Path, error: Exception) -> str:
@@ -152,7 +153,8 @@ def _unreadable(file: Path, error: Exception) -> str:
 
 
 def _plain(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.dtype in FLOATS
+    known = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.dtype in FLOATS
+    return known and not tensor.is_meta
 
 
 def metadata_recipe(folder: Path) -> str | None:

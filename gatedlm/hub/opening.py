@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from gatedlm.hub.folder import (
 from gatedlm.hub.layout import GATEDLM, NAMES, Layout, Link, expected, links, with_experts_of
 from gatedlm.hub.words import Words, ids, of_folder, of_run, write_words
 from gatedlm.model.lm import GatedLM
-from gatedlm.recipe import DataSpec, Recipe, from_yaml, to_yaml
+from gatedlm.recipe import DataSpec, Recipe, from_yaml, stretched, to_yaml
 from gatedlm.training.checkpoint import manifests
 from gatedlm.training.weights import split, write
 
@@ -46,6 +46,12 @@ class Opened(NamedTuple):
     name: str
     first: int | None
     stop: set[int]
+
+    def check(self, token: int) -> None:
+        """ValueError for a token of the tokenizer, or of what its files say, that the weights do not know."""
+        last = self.net.spec.vocab - 1
+        if token > last:
+            raise ValueError(f"{self.name}: token {token} has no weights, which end with token {last}")
 
 
 class Found(NamedTuple):
@@ -64,19 +70,22 @@ class Found(NamedTuple):
         return self.source.shapes[embedding if self.layout == GATEDLM else NAMES[embedding]].dtype
 
 
-def open_model(where: str, dtype: torch.dtype | None = None) -> Opened:
+def open_model(where: str, dtype: torch.dtype | None = None, words: Sequence[str] = ()) -> Opened:
     """The model in a run's folder, in one that convert or transformers wrote, or of org/name[/subfolder] on the Hub.
 
-    All parameters take ``dtype``, or else the type of the checkpoint's embedding. Nothing is unpickled, no code of a
-    checkpoint is run. ValueError, one line, names what is missing, damaged, of another shape, or without a match here.
+    All parameters take ``dtype``, or else the type of the checkpoint's embedding; ``words`` such as
+    model.rope.scaling=yarn model.rope.factor=4 stretch its context (see ``gatedlm.recipe.stretched``). Nothing is
+    unpickled, no code of a checkpoint is run. ValueError, one line, names what is missing, damaged, of another shape,
+    or without a match here.
     """
     found = look(where)
+    model = stretched(found.recipe, words).model
     kind = {"dtype": dtype or found.dtype, "memory_format": torch.contiguous_format}
     tensors: dict[str, Tensor] = {}
     for link, read in zip(chain.from_iterable(_parts(found, found.layout)), _read(found), strict=True):
         tensors |= {name: tensor.to(copy=True, **kind) for name, tensor in zip(link.ours, read, strict=True)}
     with torch.device("meta"):
-        net = GatedLM(found.recipe.model)
+        net = GatedLM(model)
     net.load_state_dict(tensors, assign=True)
     tokenizer, first, stop, _ = found.words
     return Opened(net, tokenizer, found.recipe.name, first, stop)
@@ -120,7 +129,7 @@ def _foreign(folder: Path, name: str) -> Found:
         context = int(config.get("max_position_embeddings") or DataSpec.context)
         data = DataSpec(vocab=model.vocab, context=context, fixed_first=words.first is not None)
         recipe = Recipe(name=name, model=model, data=data)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{folder / CONFIG}: {brief(error)}") from None
     if not weight_files(folder):
         raise ValueError(f"{folder}: a config.json, but neither model.safetensors nor pytorch_model.bin")
@@ -130,7 +139,7 @@ def _foreign(folder: Path, name: str) -> Found:
 
 def _own(folder: Path) -> Found:
     file = folder / "recipe.yaml"
-    text = file.read_text(encoding="utf-8") if file.is_file() else metadata_recipe(folder)
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else metadata_recipe(folder)
     if text is None:
         raise ValueError(f"{folder}: neither the folder of a run (recipe.yaml) nor one of weights (config.json)")
     try:

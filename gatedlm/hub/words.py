@@ -85,7 +85,8 @@ def _ids(folder: Path, key: str) -> list[int]:
     for file in (folder / GENERATION, folder / CONFIG):
         found = read_json(file).get(key) if file.is_file() else None
         if found is not None:
-            return [value for value in (found if isinstance(found, list) else [found]) if isinstance(value, int)]
+            values = found if isinstance(found, list) else [found]
+            return [value for value in values if isinstance(value, int) and value >= 0]
     return []
 
 

@@ -49,7 +49,8 @@ def draw(logits: Float[Tensor, "B V"], sampling: Sampling, generators: list[torc
     """A token for each row, each with its own generator; logits and generators are the CPU's."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    p, order = (logits.double() / sampling.temperature).softmax(-1).sort(descending=True)
+    below = logits.double() - logits.amax(-1, keepdim=True)  # first, or a small temperature would leave inf - inf
+    p, order = (below / sampling.temperature).softmax(-1).sort(descending=True)
     p[:, sampling.top_k or p.shape[1] :] = 0
     p /= p.sum(-1, keepdim=True)
     before = p.cumsum(-1) - p

@@ -27,6 +27,7 @@ INK = "#000000"
 SMOOTHING = 0.9
 DRAWING: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
     "lines.linewidth": 1.6,
@@ -81,12 +82,12 @@ def chart(
     log: bool = False,
 ) -> str:
     """Lines (x, y) by name with level lines behind them; a gap where a value is not finite."""
-    known = {name: line for name, line in lines.items() if np.isfinite(line[1]).any()}
+    known = {name for name, (_, values) in lines.items() if np.isfinite(values).any()}
     if not known:
         return sentence(f"{label}: nothing was recorded.")
     axes = _axes(x, y)
-    for name, (at, values) in known.items():
-        axes.plot(at, values, marker=_marker(values), label=name)
+    for name, (at, values) in lines.items():  # one of which nothing is known keeps its colour from the others
+        axes.plot(at, values, marker=_marker(values), label=name if name in known else "_")
     _levels(axes, levels)
     axes.update_datalim([(0, 0)], updatey=not log)
     axes.autoscale_view()

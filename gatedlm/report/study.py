@@ -104,8 +104,8 @@ def _over_layers(studies: list[Study]) -> list[str]:
     level = uniform(studies[0]["tokens"])
     charts = []
     for key, (label, unit) in OVER_LAYERS.items():
-        columns = {study["name"]: study["by_layer"][key] for study in studies if key in study["by_layer"]}
-        if columns:
+        columns = {study["name"]: study["by_layer"].get(key, []) for study in studies}
+        if any(columns.values()):
             charts.append(by_layer(label, unit, columns, level if key.startswith("f_attn") else {}))
     return charts
 

@@ -13,9 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from gatedlm.hub import Opened, open_model
+from gatedlm.hub import Opened, look, open_model
 from gatedlm.probes import INTERVENTIONS, opened_by
-from gatedlm.recipe import from_yaml
 from gatedlm.report.study import Picture, write_study
 from gatedlm.studies.reading import passes, study
 from gatedlm.studies.sample import LEAST, Sample, corpus_text, text_file, text_rows, validation_rows
@@ -40,11 +39,12 @@ class Asked:
     layers: list[int] | None
     interventions: list[str]
     out: Path | None
+    rope: list[str]
 
 
 def study_models(options: dict[str, str]) -> None:
     """Study the models that ``model=`` names; ValueError, one line, for words or models that cannot be."""
-    asked, console = _asked(options), Console()
+    asked, console = _asked(options), Console(markup=False)
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     sample_for, studies, pictures = _sampler(asked), [], []
@@ -63,7 +63,8 @@ def study_models(options: dict[str, str]) -> None:
 
 def _asked(options: dict[str, str]) -> Asked:
     for key in options:
-        check("word", key, WORDS)
+        if not key.startswith("model.rope."):
+            check("word", key, WORDS)
     models = options["model"].split(",")
     if "" in models or len(set(models)) < len(models):
         raise ValueError(f"model={options['model']}: name each model once, with a comma between two")
@@ -78,6 +79,7 @@ def _asked(options: dict[str, str]) -> Asked:
         [whole("layers", layer, 0) for layer in options["layers"].split(",")] if "layers" in options else None,
         _interventions(options),
         Path(options["out"]).expanduser() if "out" in options else None,
+        [f"{key}={value}" for key, value in options.items() if key.startswith("model.rope.")],
     )
 
 
@@ -92,10 +94,10 @@ def _interventions(options: dict[str, str]) -> list[str]:
 
 def _sampler(asked: Asked) -> Callable[[Opened], Sample]:
     """Rows for each model: runs of the same data read their validation rows, all others the same text."""
-    folders = [Path(where).expanduser() for where in asked.models]
-    recipes = [from_yaml(file.read_text()) for file in (f / "recipe.yaml" for f in folders) if file.is_file()]
+    found = [look(where) for where in asked.models]  # all, before the first of them takes its minutes
+    recipes = [each.recipe for each in found]
     alike = all(recipe.data == recipes[0].data for recipe in recipes)
-    if not (asked.text or asked.data) and all(map(_trained_here, folders)) and alike:
+    if not (asked.text or asked.data) and all(trained_here(each.folder) for each in found) and alike:
         own = recipes[0]
         return lambda opened: validation_rows(own, opened.tokenizer, asked.rows or PROBE_ROWS, asked.tokens)
     tokens = asked.tokens or min([TOKENS, *(recipe.data.context for recipe in recipes)])
@@ -105,13 +107,16 @@ def _sampler(asked: Asked) -> Callable[[Opened], Sample]:
 
     def sample(opened: Opened) -> Sample:
         if opened.tokenizer is None:
-            raise ValueError(f"{opened.name}: reads no text; study it alone or beside runs of the same data")
+            raise ValueError(
+                f"{opened.name}: no tokenizer.json, so it reads no text; a run reads its own rows, alone or beside "
+                "runs of the same data"
+            )
         return text_rows(text, origin, opened.tokenizer, rows, tokens)
 
     return sample
 
 
-def _trained_here(folder: Path) -> bool:
+def trained_here(folder: Path) -> bool:
     """Whether a folder is that of a run, and not of weights from elsewhere, which have no validation rows."""
     return (folder / "recipe.yaml").is_file() and any((folder / n).exists() for n in ("ledger.json", "checkpoints"))
 
@@ -120,7 +125,7 @@ def _study(
     where: str, sample_for: Callable[[Opened], Sample], asked: Asked, taken: list[str]
 ) -> tuple[dict[str, Any], Picture]:
     """What study.json holds of one model, which leaves memory with this call, and its pictures."""
-    opened = open_model(where)
+    opened = open_model(where, words=asked.rope)
     name, sample = where if opened.name in taken else opened.name, sample_for(opened)
     net = opened.net.to("cuda" if torch.cuda.is_available() else "cpu")
     beyond = [layer for layer in asked.layers or () if layer >= net.spec.layers]
@@ -128,6 +133,7 @@ def _study(
         raise ValueError(f"layers={beyond[0]}: {name} has layers 0 to {net.spec.layers - 1}")
     fixed_first = opened.first is not None
     first = opened.first if opened.first is not None else min(opened.stop, default=0)
+    opened.check(max(first, int(sample.rows.max())))
     with Progress(console=Console(stderr=True), transient=True) as progress:
         advance = partial(progress.advance, progress.add_task(name, total=passes(net, sample, asked.interventions)))
         told = study(net, sample, first, fixed_first, asked.interventions, advance)
