@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gatedlm.model.feedforward import Routing
-from gatedlm.model.lm import Output
 from gatedlm.shapes import Bool, Float, Int
 
 
@@ -39,6 +38,55 @@ def next_token(
     if valid is not None:
         targets = targets.masked_fill(~valid, -100)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
+
+
+LARGE = 2**26  # logits that are held at once: 256 MiB in fp32, several times over
+
+
+def read_out(
+    x: Float[Tensor, "B T C"], weight: Float[Tensor, "V C"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """``next_token`` of the logits x W^T. Above ``LARGE`` of them they are never there all at once.
+
+    The parts differ from the whole in rounding alone; small models take the whole, so that their losses stay the same
+    bit for bit.
+    """
+    if targets.numel() * len(weight) <= LARGE:
+        return next_token(F.linear(x, weight), targets, valid)
+    kept = targets.masked_fill(~valid, -100).flatten()
+    return _InParts.apply(x.flatten(0, 1), weight, kept, max(1, LARGE // len(weight)), torch.is_grad_enabled())
+
+
+class _InParts(torch.autograd.Function):
+    """Loss and both gradients of some tokens' logits after the other's, in the forward pass (Liger, arXiv 2410.10989).
+
+    d loss / d logits = softmax - onehot is known as soon as the logits are, so that none has to wait for the backward
+    pass. The weight's gradient is summed in fp32.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, size: int, learning: bool) -> Tensor:
+        nats = torch.zeros((), device=x.device)
+        to_x = torch.empty_like(x) if learning else None
+        to_weight = torch.zeros(weight.shape, device=x.device) if learning else None
+        for rows in (slice(start, start + size) for start in range(0, len(x), size)):
+            logits = F.linear(x[rows], weight)
+            logp = logits.float().log_softmax(-1)
+            nats += F.nll_loss(logp, targets[rows], ignore_index=-100, reduction="sum")
+            if to_x is not None and to_weight is not None:
+                kept = (targets[rows] >= 0)[:, None]
+                slope = logp.exp_().scatter_add_(1, targets[rows, None].clamp(min=0), -kept.float()) * kept
+                slope = slope.to(logits.dtype)
+                to_x[rows] = slope @ weight.to(logits.dtype)
+                to_weight += slope.T @ x[rows].to(logits.dtype)
+        if to_x is not None and to_weight is not None:
+            ctx.save_for_backward(to_x, to_weight.to(weight.dtype))
+        return nats
+
+    @staticmethod
+    def backward(ctx, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        to_x, to_weight = ctx.saved_tensors
+        return to_x * slopes[0], to_weight * slopes[0], None, None, None
 
 
 def expert_counts(routing: list[Routing], valid: Bool[Tensor, "B T"]) -> Int[Tensor, "L E"]:
@@ -72,8 +120,8 @@ def router_z(routing: list[Routing], valid: Bool[Tensor, "B T"]) -> Float[Tensor
 
 
 def terms(
-    output: Output,
-    targets: Int[Tensor, "B T"],
+    nats: Float[Tensor, ""],
+    routing: list[Routing],
     valid: Bool[Tensor, "B T"],
     counts: Int[Tensor, "L E"],
     tokens: Int[Tensor, ""],
@@ -81,11 +129,12 @@ def terms(
 ) -> dict[str, Float[Tensor, ""]]:
     """The named terms whose sum is the loss: next_token, and for a mixture balance and router_z, coefficients included.
 
+    ``nats`` is what ``next_token`` or ``read_out`` gives for these tokens.
     Each is a sum over these tokens divided by ``tokens``, the valid ones of the whole global batch: the terms of its
     parts add up to those of the whole.
     """
-    named = {"next_token": next_token(output.logits, targets, valid)}
-    if output.routing:
-        named["balance"] = spec.balance * load_balance(output.routing, counts, valid)
-        named["router_z"] = spec.router_z * router_z(output.routing, valid)
+    named = {"next_token": nats}
+    if routing:
+        named["balance"] = spec.balance * load_balance(routing, counts, valid)
+        named["router_z"] = spec.router_z * router_z(routing, valid)
     return {name: term / tokens for name, term in named.items()}

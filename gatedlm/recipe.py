@@ -9,18 +9,21 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import torch
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gatedlm.catalogue import GROUPS, choices, shipped
 from gatedlm.loss import LossSpec
+from gatedlm.model.kernels import multiplies_bf16
 from gatedlm.model.lm import ModelSpec
 from gatedlm.probes.spikes import SpikeSpec
 
@@ -66,7 +69,10 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """AdamW, decay on matrices only; rate up linearly over ``warmup`` steps, then down by cosine to ``floor`` x lr."""
+    """AdamW, decay on matrices only; rate up linearly over ``warmup`` steps, then down by cosine to ``floor`` x lr.
+
+    state  of a run that begins with another's weights: fresh averages of the gradients, or those kept from there
+    """
 
     lr: float = 1e-2
     warmup: int = 40
@@ -76,6 +82,7 @@ class OptimSpec:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
+    state: Literal["fresh", "kept"] = "fresh"
 
     def __post_init__(self) -> None:
         if max(self.betas) >= 1:
@@ -92,7 +99,8 @@ class TrainerSpec:
     nodes             machines that take part, each with ``devices`` processes
     strategy          auto: one process, or ddp where there are more; fsdp shards the model block by block
     data_parallel     ranks that share a batch, 0 for all; tensor_parallel ranks that share a layer, only 1 so far
-    precision         fp32; bf16 computes in bfloat16 and keeps weights and optimizer state in fp32
+    precision         fp32; bf16 computes in bfloat16 and keeps weights and optimizer state in fp32; auto becomes, as a
+                      recipe is read, bf16 if this machine multiplies it in hardware and fp32 if not
     threads           cores one process computes on; 0 leaves the choice to torch
     micro_batch       sequences per forward pass; 0 takes a rank's whole share of the batch at once
     checkpoint_blocks keep only each block's input for the backward pass and compute the rest anew: less memory
@@ -113,7 +121,7 @@ class TrainerSpec:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     data_parallel: int = 0
     tensor_parallel: int = 1
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     threads: int = 0
     micro_batch: int = 0
     checkpoint_blocks: bool = False
@@ -132,13 +140,16 @@ class TrainerSpec:
 class Recipe:
     """Everything that decides a run.
 
-    name  the run's folder under ``out``; without it the recipe file's name and a hash of all that follows
-    seed  of the weights, the data order and every other draw
+    name    the run's folder under ``out``; without it the recipe file's name and a hash of all that follows
+    seed    of the weights, the data order and every other draw
+    origin  the folder of a run whose last weights this one begins with; the word from=FOLDER sets it and takes over
+            that run's recipe besides, under the keys of this one's
     """
 
     name: str = ""
     out: str = "runs"
     seed: int = 0
+    origin: str = ""
     model: ModelSpec = field(default_factory=ModelSpec)
     data: DataSpec = field(default_factory=DataSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
@@ -262,10 +273,11 @@ def _options(word: str) -> list[str]:
 
 def _compose(words: tuple[str, ...], sweeping: bool) -> Recipe:
     pairs = [word.split("=", 1) for word in words]
-    picks = {key: text for key, text in pairs if key in ("recipe", *GROUPS)}
+    picks = {key: text for key, text in pairs if key in ("recipe", "from", *GROUPS)}
     if "recipe" not in picks:
         raise ValueError(f"which recipe? write recipe=NAME, one of {', '.join(choices())}, or recipe=path/to/file.yaml")
     raw = _gather(_find("recipe", picks["recipe"], choices(), shipped("recipes"), Path.cwd()))
+    raw = OmegaConf.merge(_taken_over(picks["from"]), raw, {"origin": picks["from"]}) if "from" in picks else raw
     for group in (group for group in GROUPS if group in picks):
         raw = _lay(raw, group, picks[group].split("+"))
     for key, text in pairs:
@@ -277,13 +289,52 @@ def _compose(words: tuple[str, ...], sweeping: bool) -> Recipe:
     return named(recipe, recipe.name or re.sub(r"\.ya?ml$", "", Path(picks["recipe"]).name))
 
 
+def _taken_over(run: str) -> Any:
+    """What holds of a run's recipe for one that begins with its weights: all but name, place and own beginning."""
+    file = Path(os.path.expanduser(run), "recipe.yaml")
+    if not file.is_file():
+        raise ValueError(f"from={run}: no run lies there, give the folder of one, such as from=runs/NAME")
+    raw = OmegaConf.create(_parse(file, str(file)))
+    for key in ("name", "out", "origin"):
+        raw.pop(key, None)
+    return raw
+
+
+def stretched(recipe: Recipe, words: Sequence[str]) -> Recipe:
+    """A trained model's recipe under other ``model.rope.KEY=VALUE`` words; its context is what yarn stretches.
+
+    Raises ValueError for any other key, which trained weights would not bear.
+    """
+    if not words:
+        return recipe
+    raw = OmegaConf.create(to_yaml(recipe))
+    for key, text in (word.split("=", 1) for word in words):
+        if not key.startswith("model.rope."):
+            raise ValueError(f"{key}={text}: of a trained model RoPE alone can be changed, by model.rope.KEY=VALUE")
+        _put(raw, key, _value(key, text))
+    if not raw.model.rope.original:
+        raw.model.rope.original = recipe.data.context if raw.model.rope.scaling == "yarn" else 0
+    return _build(raw)
+
+
 def named(recipe: Recipe, stem: str) -> Recipe:
     """The recipe under the name stem-hash, the hash being that of all it resolves to but name and place."""
     return replace(recipe, name=f"{stem}-{_digest(recipe)}")
 
 
+# Keys that came after runs were named: at their defaults they have no say in a name, so that the old names stay.
+LATER = (
+    "origin",
+    "optim.state",
+    *(f"model.rope.{key}" for key in ("scaling", "factor", "original", "beta_fast", "beta_slow")),
+)
+
+
 def _digest(recipe: Recipe) -> str:
-    resolved = asdict(replace(recipe, name="", out=""))
+    resolved = asdict(replace(recipe, name="", out="", origin=Path(recipe.origin).name))
+    own, plain = _flat(recipe), _flat(Recipe())
+    for *path, last in (key.split(".") for key in LATER if own[key] == plain[key]):
+        reduce(getitem, path, resolved).pop(last)
     return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -384,7 +435,7 @@ def _check(key: str, value: Any) -> None:
 
 def _nearest(key: str) -> str:
     """The keys that end in the same word, or else the one spelt most alike."""
-    known = [*KEYS, "recipe", *GROUPS]
+    known = [*KEYS, "recipe", "from", *GROUPS]
     place = re.search(r"\.(\d+)(?=\.|$)", key)
     last = key.rsplit(".", 1)[-1].lstrip("-")
     near = [k for k in known if k.rsplit(".", 1)[-1] == last] or difflib.get_close_matches(_general(key), known, 1)
@@ -450,5 +501,16 @@ def _schema() -> Any:
 def _build(raw: Any) -> Recipe:
     if OmegaConf.select(raw, "model.vocab") is None:
         OmegaConf.update(raw, "model.vocab", OmegaConf.select(raw, "data.vocab", default=DataSpec.vocab))
+    rope = OmegaConf.select(raw, "model.rope", default={})
+    if rope.get("scaling") == "yarn" and not rope.get("original"):
+        context = OmegaConf.select(raw, "data.context", default=DataSpec.context)
+        OmegaConf.update(raw, "model.rope.original", int(context / max(1, rope.get("factor", 1))))
     recipe: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), raw))
-    return replace(recipe, out=os.path.expanduser(recipe.out))
+    return replace(recipe, out=os.path.expanduser(recipe.out), trainer=_resolved(recipe.trainer))
+
+
+def _resolved(trainer: TrainerSpec) -> TrainerSpec:
+    if trainer.precision != "auto":
+        return trainer
+    found = None if trainer.accelerator == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+    return replace(trainer, precision="bf16" if multiplies_bf16(found.type if found else "cpu") else "fp32")

@@ -178,7 +178,9 @@ def _plan(found: Finding, order: Order, scale: Scale) -> Plan:
         labels = [row.label for row in rows]
         for label in order.rows:
             _known("row", label, labels)
-        wanted = {labels[0], *order.rows, *(row.against for row in rows if row.label in order.rows)}
+        asked = [row for row in rows if row.label in order.rows]
+        begun = (row.origin.label for row in asked if row.origin)
+        wanted = {labels[0], *order.rows, *(row.against for row in asked), *begun}
         rows = [row for row in rows if row.label in wanted]
     words = tuple(order.further)
     runs = {row.label: resolve(row, scale, architecture, order.seeds, words) for row in rows}

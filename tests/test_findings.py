@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from gatedlm import reproduce
+from gatedlm.data.needles import lesson
+from gatedlm.data.tokenizer import train
 from gatedlm.findings import NAMES, finding
 from gatedlm.findings.finding import Claim, Finding, Row, Table, resolve
 from gatedlm.findings.judge import judge, spearman, spread
@@ -24,6 +27,7 @@ from gatedlm.findings.page import write
 from gatedlm.findings.records import recovery
 from gatedlm.findings.scales import SCALES
 from gatedlm.findings.stability import sensitivity
+from gatedlm.findings.table5 import _text, needle_score, text_loss
 from gatedlm.model.lm import GatedLM
 
 NANO = ["trainer.steps=2", "trainer.val_batches=1", "model.layers=1", "data.context=16", "data.batch=4"]
@@ -161,9 +165,39 @@ def test_rows_are_fair_and_shared() -> None:
     assert names["figure2"] <= names["table4"] and names["table2"] <= names["stability"]
 
 
+def test_table5_reads_needles_and_lengths_off_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A net whose hidden states tell the next token scores 100, one that is a token off 0; losses are of all tokens."""
+    tokenizer = train([lesson("needle", 600, seed) for seed in range(9)], 400)
+    told: dict[str, int] = {"off": 0}
+
+    class Oracle(torch.nn.Module):
+        embed, readout = torch.nn.Embedding(400, 400), torch.eye(400)
+
+        def hidden(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+            return 50 * torch.nn.functional.one_hot(tokens.roll(told["off"] - 1, 1), 400).float(), []
+
+    net: Any = Oracle()
+    assert needle_score(net, tokenizer, 200) == 100
+    rows = torch.arange(2 * 9).view(2, 9)
+    assert text_loss(net, rows) == pytest.approx(50 * 2 / 16, abs=1e-3), "all but the last, which it cannot see"
+    told["off"] = 1
+    assert needle_score(net, tokenizer, 200) == 0
+
+
+def test_table5_cuts_the_validation_stream() -> None:
+    rows = torch.arange(1, 41).unfold(0, 9, 8)  # rows of 8 + 1 tokens that share their ends
+
+    class Split:
+        packed = staticmethod(lambda indices: rows[indices])
+        __len__ = lambda self: len(rows)  # noqa: E731
+
+    data: Any = SimpleNamespace(validation=Split())
+    assert _text(data, 99).tolist() == list(range(1, 34))
+
+
 @pytest.mark.parametrize("scale", ["small", "medium"])
 def test_larger_scales_resolve(scale: str) -> None:
-    for name in ("table1", "stability"):
+    for name in ("table1", "table5", "stability"):
         found = finding(name)
         row = found.rows(SCALES[scale], ())[1]
         assert resolve(row, SCALES[scale], found.architecture, 1)[0].recipe.trainer.accelerator == "gpu"
@@ -176,7 +210,16 @@ def rows_of(name: str) -> list[str]:
     """A gated row, or what stands first after the baseline."""
     labels = [row.label for row in finding(name).rows(SCALES["tiny"], ())]
     wanted = {"stability": "SDPA elementwise lr=0.01", "table2": "SDPA elementwise lr=0.01", "table6": "switch v 8top2"}
+    wanted |= {"table5": "SDPA elementwise extended"}
     return [wanted.get(name, next((label for label in labels if label == "SDPA elementwise"), labels[1]))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_needles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gatedlm.findings.table5.NEEDLES", 3)
+        patch.setattr("gatedlm.findings.table5.TEXTS", 2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +230,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_finding_trains_and_renders(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [name, f"rows={','.join(rows_of(name))}", f"runs={out / 'runs'}", f"out={out}", *NANO, "trainer.threads=1"]
+    if name == "table5":  # whose rows differ in their contexts, which have to hold a needle
+        words = [*(word for word in words if "context" not in word), "data.max_tokens=100_000"]
     reproduce.main(words)
     assert f"{name}-tiny-changed.md" in capsys.readouterr().out.replace("\n", "")
     content = json.loads((out / f"{name}-tiny-changed.json").read_text())

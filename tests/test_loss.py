@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gatedlm import loss
 from gatedlm.loss import LossSpec, expert_counts, load_balance, next_token, router_z, shift, terms
 from gatedlm.model.feedforward import ExpertsSpec, Routing
-from gatedlm.model.lm import GatedLM, ModelSpec, Output
+from gatedlm.model.lm import GatedLM, ModelSpec
 
 B, T, V, LAYERS, E, K = 4, 7, 31, 3, 5, 2
 N = B * T
@@ -66,16 +67,16 @@ def test_next_token_is_the_sum_over_valid_targets(logits, targets, valid):
 
 
 def test_next_token_is_fp32(logits, targets):
-    loss = next_token(logits.bfloat16(), targets)
-    assert loss.dtype == torch.float32
-    assert torch.equal(loss, next_token(logits.bfloat16().float(), targets))
+    nats = next_token(logits.bfloat16(), targets)
+    assert nats.dtype == torch.float32
+    assert torch.equal(nats, next_token(logits.bfloat16().float(), targets))
 
 
 def test_masked_targets_have_no_say(logits, targets, valid):
     logits = logits.requires_grad_()
-    loss = next_token(logits, targets, valid)
-    assert torch.equal(loss, next_token(logits, torch.where(valid, targets, (targets + 1) % V), valid))
-    (grad,) = torch.autograd.grad(loss, logits)
+    nats = next_token(logits, targets, valid)
+    assert torch.equal(nats, next_token(logits, torch.where(valid, targets, (targets + 1) % V), valid))
+    (grad,) = torch.autograd.grad(nats, logits)
     assert torch.equal(grad.abs().sum(-1) > 0, valid)
 
 
@@ -146,11 +147,9 @@ def test_a_part_without_targets_is_zero_and_finite(logits, targets, routing):
 def test_parts_with_global_counts_add_up_to_the_whole(logits, targets, routing, valid):
     """Two micro-batches of 11 and 1 targets; a mean of their means would weigh them alike."""
     tokens, counts, spec = valid.sum(), expert_counts(routing, valid), LossSpec()
-    whole = terms(Output(logits, routing), targets, valid, counts, tokens, spec)
-    halves = [
-        terms(Output(logits[rows], part(routing, rows)), targets[rows], valid[rows], counts, tokens, spec)
-        for rows in HALVES
-    ]
+    whole = terms(next_token(logits, targets, valid), routing, valid, counts, tokens, spec)
+    nats = [next_token(logits[rows], targets[rows], valid[rows]) for rows in HALVES]
+    halves = [terms(nats[i], part(routing, rows), valid[rows], counts, tokens, spec) for i, rows in enumerate(HALVES)]
     for name, term in whole.items():
         torch.testing.assert_close(halves[0][name] + halves[1][name], term)
     own = [expert_counts(part(routing, rows), valid[rows]) for rows in HALVES]
@@ -161,14 +160,15 @@ def test_parts_with_global_counts_add_up_to_the_whole(logits, targets, routing, 
 
 def test_terms_are_named_and_weighted(logits, targets, routing, valid):
     counts, tokens = expert_counts(routing, valid), valid.sum()
-    named = terms(Output(logits, routing), targets, valid, counts, tokens, LossSpec(balance=0.5, router_z=0.25))
+    nats = next_token(logits, targets, valid)
+    named = terms(nats, routing, valid, counts, tokens, LossSpec(balance=0.5, router_z=0.25))
     expected = {
         "next_token": next_token(logits, targets, valid) / 12,
         "balance": 0.5 * load_balance(routing, counts, valid) / 12,
         "router_z": 0.25 * router_z(routing, valid) / 12,
     }
     torch.testing.assert_close(named, expected)
-    assert list(terms(Output(logits, []), targets, valid, counts[:0], tokens, LossSpec())) == ["next_token"]
+    assert list(terms(nats, [], valid, counts[:0], tokens, LossSpec())) == ["next_token"]
 
 
 def test_a_models_untrained_router_is_balanced(scramble):
@@ -191,4 +191,56 @@ def test_a_models_untrained_router_is_balanced(scramble):
     assert balance.item() / N == pytest.approx(LAYERS, rel=1e-5)
     assert router_z(routing, everyone).item() / N == pytest.approx(
         LAYERS * torch.log(torch.tensor(E)).item() ** 2, rel=1e-5
+    )
+
+
+# Logits in parts
+
+
+def embedding(tied: bool) -> GatedLM:
+    return GatedLM(ModelSpec(vocab=V, layers=1, width=40, heads=8, kv_heads=4, head_dim=6, ffn=56, tied=tied))
+
+
+def losses_and_gradients(model: GatedLM, tokens: Tensor, valid: Tensor, dtype: torch.dtype | None = None):
+    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        x, _ = model.hidden(tokens)
+        nats = loss.read_out(x, model.readout, tokens.flip(1), valid)
+    return nats, torch.autograd.grad(nats / 3, list(model.parameters()))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("most", [1, 5 * V, 27 * V])  # one token at a time, parts of 5, all but one
+def test_parts_give_the_loss_and_gradients_of_the_whole(tied, most, scramble, valid, monkeypatch):
+    model = scramble(embedding(tied)).double()
+    tokens = torch.arange(N).view(B, T)
+    whole, wanted = losses_and_gradients(model, tokens, valid)
+    monkeypatch.setattr(loss, "LARGE", most)
+    parts, found = losses_and_gradients(model, tokens, valid)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=0)
+    for gradient, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        x, _ = model.hidden(tokens)
+        torch.testing.assert_close(loss.read_out(x, model.readout, tokens.flip(1), valid), parts)
+
+
+def test_parts_under_autocast_are_as_near_as_the_whole(scramble, valid, monkeypatch):
+    """bf16 rounds by 2^-9: neither way may be further from fp32 than that allows, and both keep fp32 gradients."""
+    model, tokens = scramble(embedding(True)), torch.arange(N).view(B, T)
+    exact, precise = losses_and_gradients(model, tokens, valid)
+    monkeypatch.setattr(loss, "LARGE", 5 * V)
+    nats, found = losses_and_gradients(model, tokens, valid, torch.bfloat16)
+    assert nats.dtype == found[0].dtype == torch.float32
+    torch.testing.assert_close(nats, exact, rtol=2e-2, atol=0)
+    assert (found[0] - precise[0]).norm() < 0.05 * precise[0].norm()
+
+
+def test_small_models_read_all_at_once(scramble, valid, monkeypatch):
+    """Their losses must stay the same bit for bit."""
+    monkeypatch.setattr(loss, "_InParts", None)
+    model, tokens = scramble(embedding(False)), torch.arange(N).view(B, T)
+    x, _ = model.hidden(tokens)
+    assert torch.equal(
+        loss.read_out(x, model.readout, tokens.flip(1), valid),
+        next_token(model(tokens).logits, tokens.flip(1), valid),
     )

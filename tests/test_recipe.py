@@ -30,11 +30,14 @@ loss loss.balance loss.balance_over loss.router_z
 model model.experts model.experts.count model.experts.renormalise model.experts.used model.ffn
 model.gates model.gates.* model.gates.*.activation model.gates.*.combine model.gates.*.granularity
 model.gates.*.position model.gates.*.sharing model.gates.*.source
-model.head_dim model.heads model.kv_heads model.layers model.qk_norm model.rope model.rope.base model.sandwich_norm
+model.head_dim model.heads model.kv_heads model.layers model.qk_norm model.rope model.rope.base model.rope.beta_fast
+model.rope.beta_slow model.rope.factor model.rope.original model.rope.scaling model.sandwich_norm
 model.switch model.switch.count model.switch.on model.switch.used
 model.tied model.vocab model.width
 name
-optim optim.betas optim.clip optim.eps optim.floor optim.lr optim.schedule optim.warmup optim.weight_decay
+optim optim.betas optim.clip optim.eps optim.floor optim.lr optim.schedule optim.state optim.warmup
+optim.weight_decay
+origin
 out
 seed
 spikes spikes.merge spikes.rise spikes.sigmas spikes.skip spikes.window

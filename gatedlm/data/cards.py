@@ -22,7 +22,7 @@ class Card:
     source: str
     licence: str
     size: str
-    kind: Literal["stdlib", "files", "hub", "backcopy"]
+    kind: Literal["stdlib", "needles", "files", "hub", "backcopy"]
     fields: dict[str, str] = field(default_factory=dict)
     domains: list[str] = field(default_factory=list)
     hub: str = ""

@@ -11,8 +11,10 @@ import re
 import sysconfig
 import zlib
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from pydoc_data.topics import topics
+from random import Random
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ import pyarrow.parquet as pq
 from datasets import load_dataset
 
 from gatedlm.data.cards import Card, card
+from gatedlm.data.needles import lesson
 from gatedlm.recipe import DataSpec
 
 LONGEST = 1_000_000  # characters: tokenizing one longer text takes three times as long as its parts
@@ -34,13 +37,22 @@ class Document(NamedTuple):
     domain: str
 
 
-def documents(spec: DataSpec) -> Iterator[Document]:
+WHOLE = 0, 1
+
+
+def documents(spec: DataSpec, share: tuple[int, int] = WHOLE) -> Iterator[Document]:
     """Every document of ``spec.corpus``, with empty text where a row holds null; texts above 1 MB come as several.
 
-    ValueError, one sentence that names file and row, for whatever cannot be read.
+    ``share`` (i, n) is the i-th of n parts: on the Hub of its files, elsewhere each n-th document. ValueError, one
+    sentence that names file and row, for whatever cannot be read.
     """
-    read = {"stdlib": _stdlib, "files": _files, "hub": _hub}[card(spec.corpus).kind]
-    for text, domain in read(spec):
+    origin = card(spec.corpus)
+    if origin.kind == "hub":
+        found = _hub(spec, origin, share)
+    else:
+        read = {"stdlib": _stdlib, "needles": _needles, "files": _files}[origin.kind]
+        found = islice(read(spec), share[0], None, share[1])
+    for text, domain in found:
         for piece in pieces(text, LONGEST):
             yield Document(piece, domain)
 
@@ -48,8 +60,9 @@ def documents(spec: DataSpec) -> Iterator[Document]:
 def signature(spec: DataSpec) -> str:
     """Hash of what a corpus is read from: the texts of stdlib, the bytes of files, the name and revision on the Hub."""
     origin = card(spec.corpus)
-    if origin.kind == "stdlib":
+    if origin.kind in ("stdlib", "needles"):
         parts = [f"{domain}\0{text}" for text, domain in _stdlib(spec)]
+        parts += islice(_lessons(), SHOWN) if origin.kind == "needles" else []
     else:
         parts = [spec.text_field, str(spec.domain_field)]
         parts += _hub_name(origin) if origin.kind == "hub" else map(_file_hash, files_of(spec.path))
@@ -93,6 +106,31 @@ def _stdlib_sources(root: Path) -> Iterator[Path]:
     for folder, inside, names in os.walk(root):
         inside[:] = set(inside) - _LEFT_OUT
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+# Needles ----------------------------------------------------------------------------------------------------------
+
+SHORTEST, LONGEST_LESSON = 80, 1600  # characters
+SHOWN = 8  # lessons that stand for all in a signature
+
+
+def _lessons() -> Iterator[str]:
+    """Lessons in finding a needle, without end: in all as many characters of a length as of twice that length."""
+    rng = Random(0)
+    for number in count():
+        length = SHORTEST / (1 - rng.random() * (1 - SHORTEST / LONGEST_LESSON))
+        yield lesson("needle", int(length), number)
+
+
+def _needles(spec: DataSpec) -> Iterator[Document]:
+    """The standard library's texts, and behind each about as many characters of lessons."""
+    lessons = _lessons()
+    for document in _stdlib(spec):
+        yield document
+        left = len(document.text)
+        while left > 0:
+            yield Document(taught := next(lessons), "needles")
+            left -= len(taught)
 
 
 # Files ------------------------------------------------------------------------------------------------------------
@@ -215,20 +253,26 @@ def _hub_name(origin: Card) -> list[str]:
     return [origin.hub, str(origin.config), origin.split, origin.revision]
 
 
-def _hub(spec: DataSpec) -> Iterator[Document]:
-    origin = card(spec.corpus)
-    for row, record in enumerate(_hub_records(origin), start=1):
-        yield _document(record, f"{origin.hub}, row {row}", spec)
+def _hub(spec: DataSpec, origin: Card, share: tuple[int, int]) -> Iterator[Document]:
+    part = "" if share == WHOLE else f" of part {share[0]}"
+    for row, record in enumerate(_hub_records(origin, share), start=1):
+        yield _document(record, f"{origin.hub}, row {row}{part}", spec)
 
 
-def _hub_records(origin: Card) -> Iterator[Any]:
+def _hub_records(origin: Card, share: tuple[int, int]) -> Iterator[Any]:
+    place = {"split": origin.split, "revision": origin.revision, "streaming": True}
     try:
-        yield from load_dataset(origin.hub, origin.config, split=origin.split, revision=origin.revision, streaming=True)
+        found: Any = load_dataset(origin.hub, origin.config, **place)
+        files = found.num_shards if share != WHOLE else 1
+        if share[1] <= files:
+            yield from found if share == WHOLE else found.shard(num_shards=share[1], index=share[0])
+            return
     except Exception as error:  # the library raises a dozen unrelated types, bare ones among them
         raise ValueError(
             f"data.corpus={origin.name}: cannot read it from the Hub ({brief(error)}); check name and network, "
             "or choose data.corpus=stdlib or data.corpus=files, which need neither"
         ) from error
+    raise ValueError(f"shards={share[1]}: data.corpus={origin.name} lies in {files} files, take at most so many")
 
 
 def brief(error: Exception) -> str:

@@ -8,27 +8,29 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from gatedlm.data import tokenizer as tokens
-from gatedlm.data.corpora import Document, brief, documents, pieces, signature
+from gatedlm.data.corpora import WHOLE, Document, brief, documents, pieces, signature
 from gatedlm.recipe import DataSpec
 
 END_OF_TEXT = 0
 FORMAT = "1"  # raise it when the same text should give other rows
 SAMPLE, REACH = 8_000_000, 64_000_000  # characters a tokenizer learns from, and how far into the corpus they are spread
 CHUNK = 1_000_000  # characters tokenized together, tokens written together
+SPLITS = ("train", "validation")
 Say = Callable[[str], None]
 
 
@@ -64,14 +66,48 @@ def prepare(spec: DataSpec, say: Say) -> Prepared:
 
     ValueError, one sentence, for unreadable input and for a corpus too small for its context and holdout.
     """
+    tokenizer, folder = _place(spec, say)
+    build_once(folder, partial(_pack, spec, tokenizer, say, WHOLE))
+    rows = (Rows(folder / f"{name}.arrow", spec.fixed_first) for name in SPLITS)
+    return Prepared(_facts(folder), tokenizer, *rows)
+
+
+def prepare_part(spec: DataSpec, share: tuple[int, int], say: Say) -> bool:
+    """Make the i-th of n parts of a corpus, (i, n) = ``share``, unless it is there; True once all parts are one corpus.
+
+    Each part has its share of ``max_tokens`` and holds out documents of its own. What makes the last part joins them,
+    and ``prepare`` then opens the whole.
+    """
+    tokenizer, folder = _place(spec, say)
+    if folder.exists():
+        return True
+    part, parts = share
+    own = replace(spec, max_tokens=-(-spec.max_tokens // parts))
+    folders = [cache_root(spec) / "parts" / f"{folder.name}-{i:05}-of-{parts:05}" for i in range(parts)]
+    build_once(folders[part], partial(_pack, own, tokenizer, say, share))
+    if not all(each.exists() for each in folders):
+        return False
+    build_once(folder, partial(_join, folders))
+    for each in folders:
+        rmtree(each, ignore_errors=True)
+    return True
+
+
+def is_prepared(spec: DataSpec) -> bool:
+    """Whether ``prepare`` has no more to do than to open files; a tokenizer that it would train counts as more."""
+    source = signature(spec)
+    trained = _tokenizer_folder(spec, source)
+    known = spec.tokenizer or trained.exists()
+    return bool(known) and _rows_folder(spec, source, tokens.load(spec.tokenizer or str(trained))).exists()
+
+
+def _place(spec: DataSpec, say: Say) -> tuple[Tokenizer, Path]:
+    """The tokenizer of a corpus, trained first where there is none, and the folder of its rows."""
     source = signature(spec)
     tokenizer = tokens.load(spec.tokenizer) if spec.tokenizer else _trained(spec, source, say)
     if (needed := tokens.size(tokenizer)) > spec.vocab:
         raise ValueError(f"data.tokenizer={spec.tokenizer} has {needed} tokens: set data.vocab={needed}")
-    key = digest(FORMAT, source, tokenizer.to_str(), spec.context, spec.holdout, spec.max_tokens)
-    folder = build_once(cache_root(spec) / "rows" / key, partial(_pack, spec, tokenizer, say))
-    rows = (Rows(folder / f"{split}.arrow", spec.fixed_first) for split in ("train", "validation"))
-    return Prepared(Corpus(**json.loads((folder / "corpus.json").read_text())), tokenizer, *rows)
+    return tokenizer, _rows_folder(spec, source, tokenizer)
 
 
 # Cache ------------------------------------------------------------------------------------------------------------
@@ -87,6 +123,16 @@ def cache_root(spec: DataSpec) -> Path:
 def digest(*parts: object) -> str:
     """A key of 32 hex digits for what the parts say."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def _rows_folder(spec: DataSpec, source: str, tokenizer: Tokenizer) -> Path:
+    key = digest(FORMAT, source, tokenizer.to_str(), spec.context, spec.holdout, spec.max_tokens)
+    return cache_root(spec) / "rows" / key
+
+
+def _tokenizer_folder(spec: DataSpec, source: str) -> Path:
+    key = digest(FORMAT, source, spec.vocab, spec.holdout, spec.max_tokens)
+    return cache_root(spec) / "tokenizers" / key
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
@@ -116,8 +162,7 @@ def _trained(spec: DataSpec, source: str, say: Say) -> Tokenizer:
         tokenizer = tokens.train(tokens.sample(texts, reach, SAMPLE), spec.vocab)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
 
-    key = digest(FORMAT, source, spec.vocab, spec.holdout, spec.max_tokens)
-    return tokens.load(str(build_once(cache_root(spec) / "tokenizers" / key, build)))
+    return tokens.load(str(build_once(_tokenizer_folder(spec, source), build)))
 
 
 # Split ------------------------------------------------------------------------------------------------------------
@@ -156,8 +201,8 @@ def _kept(documents: Iterable[Document], skipped: Counter[str]) -> Iterator[Docu
 # Rows -------------------------------------------------------------------------------------------------------------
 
 
-def _pack(spec: DataSpec, tokenizer: Tokenizer, say: Say, folder: Path) -> None:
-    """Write train.arrow, validation.arrow and corpus.json into ``folder``."""
+def _pack(spec: DataSpec, tokenizer: Tokenizer, say: Say, share: tuple[int, int], folder: Path) -> None:
+    """Write train.arrow, validation.arrow and corpus.json of a share of the documents into ``folder``."""
     say(f"preparing {spec.corpus}: rows of {spec.context} tokens")
     dtype = np.uint16 if tokens.size(tokenizer) <= 65_536 else np.uint32
     skipped, domains, content, count = Counter[str](), Counter[str](), hashlib.sha256(), 0
@@ -166,7 +211,7 @@ def _pack(spec: DataSpec, tokenizer: Tokenizer, say: Say, folder: Path) -> None:
         RowWriter(folder / "train.arrow", spec.context, dtype) as train,
         RowWriter(folder / "validation.arrow", spec.context, dtype) as validation,
     ):
-        for document, held, ids in _tokenized(split(_kept(documents(spec), skipped), spec.holdout), tokenizer):
+        for document, held, ids in _tokenized(split(_kept(documents(spec, share), skipped), spec.holdout), tokenizer):
             ids = ids[: int(min(room, len(ids)))]
             (validation if held else train).add(ids)
             domains[document.domain] += len(ids)
@@ -182,6 +227,28 @@ def _pack(spec: DataSpec, tokenizer: Tokenizer, say: Say, folder: Path) -> None:
     (folder / "corpus.json").write_text(json.dumps(asdict(corpus)))
     empty = f", {corpus.skipped} empty ones skipped" if corpus.skipped else ""
     say(f"prepared {spec.corpus}: {corpus.tokens} tokens, {count} documents{empty}, fingerprint {corpus.fingerprint}")
+
+
+def _join(parts: list[Path], folder: Path) -> None:
+    """The parts as one corpus: their files under numbered names, without a copy, and the sums of what they hold."""
+    found = [_facts(part) for part in parts]
+    for number, part in enumerate(parts):
+        for name in SPLITS:
+            os.link(part / f"{name}.arrow", folder / f"{name}-{number:05}.arrow")
+    domains = sum((Counter(corpus.domains) for corpus in found), Counter())
+    whole = Corpus(
+        found[0].name,
+        digest(*(corpus.fingerprint for corpus in found))[:16],
+        sum(corpus.tokens for corpus in found),
+        sum(corpus.documents for corpus in found),
+        sum(corpus.skipped for corpus in found),
+        dict(domains),
+    )
+    (folder / "corpus.json").write_text(json.dumps(asdict(whole)))
+
+
+def _facts(folder: Path) -> Corpus:
+    return Corpus(**json.loads((folder / "corpus.json").read_text()))
 
 
 def _refuse_small(spec: DataSpec, corpus: Corpus, train: int, validation: int) -> None:
@@ -249,11 +316,15 @@ class RowWriter:
 
 
 class Rows(torch.utils.data.Dataset):
-    """The rows of one split: ``rows[indices]`` are (B, T+1) int64, with ``fixed_first`` all of them starting with 0."""
+    """The rows of one split, in one file or in numbered ones: ``rows[indices]`` are (B, T+1) int64.
+
+    With ``fixed_first`` all of them start with 0.
+    """
 
     def __init__(self, path: Path, fixed_first: bool) -> None:
+        parts = [Dataset.from_file(str(file)) for file in sorted(path.parent.glob(f"{path.stem}*.arrow"))]
         # Arrow format and one flattening read five times faster than the torch format of the library.
-        self.table = Dataset.from_file(str(path)).with_format("arrow")
+        self.table = (concatenate_datasets(parts) if len(parts) > 1 else parts[0]).with_format("arrow")
         self.fixed_first = fixed_first
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ NAMES = {
     "table2": "dense models at equal parameters and two learning rates",
     "table3": "non-linearity between value and output projection",
     "table4": "sparse scores, massive activations and the sink",
+    "table5": "longer contexts: the base raised, then YaRN without training",
     "table6": "switch heads",
     "figure2": "attention on the first token by layer",
     "figure3": "gate scores",

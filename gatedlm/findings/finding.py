@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -26,6 +27,7 @@ class Row:
     sized    further words that depend on the base's sizes, for the larger baselines
     matched  the feed-forward is narrowed until the parameters equal the base's, as in Table 2
     against  the label of the row it is compared with, without it the first
+    origin   the row whose run of the same seed gives the first weights; its words come before this one's
     """
 
     label: str
@@ -35,6 +37,7 @@ class Row:
     sized: Callable[[ModelSpec], tuple[str, ...]] = lambda base: ()
     matched: bool = False
     against: str = ""
+    origin: Row | None = None
 
 
 @dataclass(frozen=True)
@@ -155,14 +158,19 @@ def base(scale: Scale, architecture: str, further: tuple[str, ...]) -> Recipe:
 def resolve(row: Row, scale: Scale, architecture: str, seeds: int, further: tuple[str, ...] = ()) -> dict[int, Run]:
     """The runs of a row by seed: base, row and ``further`` words, of which the later wins; named by their hash."""
     plain = base(scale, architecture, further).model
-    words = (*scale.base[architecture], *row.words, *row.sized(plain), *further)
+    before = row.origin.words if row.origin else ()
+    words = (*scale.base[architecture], *before, *row.words, *row.sized(plain), *further)
     if row.matched:
         words = (*words, f"model.ffn={one(words).recipe.model.matched_to(plain, scale.multiple).ffn}")
-    recipe = one(words).recipe
-    return {
-        seed: Run(named(replace(recipe, seed=seed), STEM), (*words, f"seed={seed}"), f"{row.label} seed={seed}")
-        for seed in range(seeds)
-    }
+    earlier = resolve(row.origin, scale, architecture, seeds, further) if row.origin else {}
+    return {seed: _seeded(words, seed, row.label, earlier.get(seed)) for seed in range(seeds)}
+
+
+def _seeded(words: tuple[str, ...], seed: int, label: str, earlier: Run | None) -> Run:
+    origin = str(Path(earlier.recipe.out, earlier.recipe.name)) if earlier else ""
+    recipe = replace(one(words).recipe, seed=seed, origin=origin)
+    own = (f"seed={seed}", *((f"origin={origin}",) if origin else ()))
+    return Run(named(recipe, STEM), (*words, *own), f"{label} seed={seed}")
 
 
 @cache

@@ -43,6 +43,12 @@ COLUMNS = {
     "small_after_0.001": "< 0.001 after",
     "sdpa_before": "mean abs before",
     "sdpa_after": "mean abs after",
+    "needle_x1": "needles x1",
+    "yarn_needle_x1": "YaRN, needles x1",
+    "yarn_needle_x2": "YaRN, needles x2",
+    "yarn_needle_x4": "YaRN, needles x4",
+    "loss_x4": "loss x4",
+    "yarn_loss_x4": "YaRN, loss x4",
 }
 
 

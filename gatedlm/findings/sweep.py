@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from multiprocessing import connection
 from typing import Any
 
@@ -42,7 +44,8 @@ def sweep(runs: list[Run], workers: int, console: Console) -> list[str]:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(todo))
-        for number, (run, problem) in enumerate(_one_by_one(todo) if workers == 1 else _at_once(todo, workers), 1):
+        train_all = _one_by_one if workers == 1 else partial(_at_once, workers=workers)
+        for number, (run, problem) in enumerate(chain.from_iterable(map(train_all, _generations(todo))), 1):
             problems += [problem] if problem else []
             left = len(todo) - number
             seconds = (time.monotonic() - began) / number * left
@@ -51,6 +54,14 @@ def sweep(runs: list[Run], workers: int, console: Console) -> list[str]:
             progress.update(task, completed=number, description=state)
             console.print(f"{state}  {problem or run.label}", soft_wrap=True, highlight=False)
     return problems
+
+
+def _generations(runs: list[Run]) -> Iterator[list[Run]]:
+    """The runs that begin with the weights of none of the others, then those that begin with theirs, and so on."""
+    while runs:
+        folders = {str(folder(run)) for run in runs}
+        yield [run for run in runs if run.recipe.origin not in folders]
+        runs = [run for run in runs if run.recipe.origin in folders]
 
 
 def _one_by_one(runs: list[Run]) -> Iterator[tuple[Run, str | None]]:

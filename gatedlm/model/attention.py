@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gatedlm.model.cache import Past
 from gatedlm.model.gate import Gate, Ungated
+from gatedlm.model.kernels import softmax_attention
 from gatedlm.model.norm import RMSNorm
 from gatedlm.model.rope import rotate
 from gatedlm.model.switch import SwitchProjection
@@ -32,8 +32,7 @@ class SoftmaxAttention(nn.Module):
         mask: Bool[Tensor, "b 1 T S"] | None = None,
     ) -> Float[Tensor, "B T H D"]:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-        return o.transpose(1, 2)
+        return softmax_attention(q, k, v, mask).transpose(1, 2)
 
 
 class Attention(nn.Module):

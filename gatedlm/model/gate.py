@@ -1,7 +1,7 @@
 """The idea of the paper: a gate Y' = Y * sigmoid(X W) at one of five places in attention (arXiv 2505.06708, 2.2).
 
-To add a variant: one word in a ``Literal`` below, one entry in ``ACTIVATIONS`` or ``COMBINATIONS``, one file in
-recipes/gate/.
+To add a variant: an entry in ``ACTIVATIONS``, here or from a file of your own (lesson 10 of tutorials/), and its words
+in a file of recipes/gate/ or yours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class GateSpec:
     granularity  elementwise: a score per channel; headwise: a score per head
     sharing      specific: scores differ by head; shared: scores are averaged over the heads
     combine      multiply: Y * score; add: Y + score; replace: the score itself
-    activation   sigmoid, ns_sigmoid (1/2 + sigmoid/2, Eq. 9), silu, identity or rmsnorm (over a head's channels)
+    activation   a key of ``ACTIVATIONS``: sigmoid, ns_sigmoid (1/2 + sigmoid/2, Eq. 9), silu, identity, rmsnorm (over a
+                 head's channels), or one that was added there
     source       input: the pre-normed hidden state X; constant: a learned table; self: Y
 
     Raises ValueError, naming the fix, where the words contradict each other or the gate could not act.
@@ -38,7 +39,7 @@ class GateSpec:
     granularity: Literal["elementwise", "headwise"] = "elementwise"
     sharing: Literal["specific", "shared"] = "specific"
     combine: Literal["multiply", "add", "replace"] = "multiply"
-    activation: Literal["sigmoid", "ns_sigmoid", "silu", "identity", "rmsnorm"] = "sigmoid"
+    activation: str = "sigmoid"
     source: Literal["input", "constant", "self"] = "input"
 
     def __post_init__(self) -> None:
@@ -54,6 +55,10 @@ def _refusals(gate: GateSpec) -> list[tuple[bool, str]]:
     own = gate.source == "self"
     per_channel = gate.granularity == "elementwise" and gate.sharing == "specific"
     return [
+        (
+            gate.activation not in ACTIVATIONS,
+            f"no activation {gate.activation}: there are {', '.join(ACTIVATIONS)}, or add it to ACTIVATIONS first",
+        ),
         (
             own != (gate.combine == "replace"),
             "source=self and combine=replace go together (Y' = f(Y)): set both or neither",
@@ -143,6 +148,7 @@ def _ns_sigmoid(z: Tensor) -> Tensor:
     return 0.5 + 0.5 * torch.sigmoid(z)
 
 
+# From the channels of a head to a function of scores (..., heads, dim or 1); what is added here has no parameters.
 ACTIVATIONS: dict[str, Callable[[int], Callable[[Tensor], Tensor]]] = {
     "sigmoid": lambda dim: torch.sigmoid,
     "ns_sigmoid": lambda dim: _ns_sigmoid,

@@ -219,7 +219,12 @@ class GatedLM(nn.Module):
         document a row, so ValueError with ``documents``.
         """
         x, routing = self.hidden(tokens, documents, cache)
-        return Output(self.head(x) if self.head is not None else F.linear(x, self.embed.weight), routing)
+        return Output(F.linear(x, self.readout), routing)
+
+    @property
+    def readout(self) -> Tensor:
+        """The matrix (V, C) that logits are read with, which may be the one that embeds."""
+        return self.embed.weight if self.head is None else self.head.weight
 
     def hidden(
         self, tokens: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None, cache: Cache | None = None

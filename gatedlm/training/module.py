@@ -19,7 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gatedlm import loss
 from gatedlm.data.packing import END_OF_TEXT, document_ids
-from gatedlm.model.lm import GatedLM, Output, initialise
+from gatedlm.model.feedforward import Routing
+from gatedlm.model.lm import GatedLM, initialise
 from gatedlm.recipe import OptimSpec, Recipe
 from gatedlm.training.strategy import distribute
 
@@ -49,13 +50,14 @@ class LitLM(L.LightningModule):
     """Trains a ``GatedLM`` by manual optimisation; batches are (B, T + 1) token ids, this rank's share.
 
     Losses are sums over tokens divided by the valid tokens of the global batch, so that neither the number of ranks nor
-    that of micro-batches changes what is minimised.
+    that of micro-batches changes what is minimised. ``anew`` says that the checkpoint to load is another run's: its
+    weights hold, its steps and rates do not, its optimizer's state if the recipe keeps that.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.recipe = recipe
+        self.recipe, self.anew = recipe, False
         with torch.device("meta"):
             self.net = GatedLM(recipe.model)
 
@@ -79,6 +81,8 @@ class LitLM(L.LightningModule):
             _rename(state, dict(enumerate(self._optimized())))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.anew:
+            checkpoint |= {"loops": None, "lr_schedulers": [], "callbacks": {}}
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             for state in checkpoint["optimizer_states"]:
                 _rename(state, {name: number for number, name in enumerate(self._optimized())})
@@ -93,6 +97,8 @@ class LitLM(L.LightningModule):
         """What the recipe says of the optimizer holds from here on, whatever a checkpoint was trained with."""
         optimizer, schedule, optim = self.optimizers(), self.lr_schedulers(), self.recipe.optim
         assert isinstance(optimizer, LightningOptimizer) and isinstance(schedule, LambdaLR)
+        if self.anew and optim.state == "fresh":
+            optimizer.state.clear()
         schedule.base_lrs = [optim.lr] * len(schedule.base_lrs)
         for group, own in zip(optimizer.param_groups, parameter_groups(self.net, optim.weight_decay), strict=True):
             group |= {
@@ -103,11 +109,13 @@ class LitLM(L.LightningModule):
             }
             group["lr"] = optim.lr * schedule.lr_lambdas[0](schedule.last_epoch)
 
-    def forward(self, rows: Tensor) -> tuple[Output, Tensor, Tensor]:
-        """Rows (B, T + 1) give the model's output on the inputs, the targets and which of them count, (B, T) each."""
+    def forward(self, rows: Tensor) -> tuple[Tensor, list[Routing], Tensor]:
+        """Rows (B, T + 1) give the nats of their targets, the routers' decisions, and which targets count, (B, T)."""
         inputs, targets = loss.shift(rows)
         documents = document_ids(inputs) if self.recipe.data.documents else None
-        return self.net(inputs, documents), targets, self._valid(rows)
+        x, routing = self.net.hidden(inputs, documents)
+        valid = self._valid(rows)
+        return loss.read_out(x, self.net.readout, targets, valid), routing, valid
 
     def training_step(self, rows: Tensor, batch_idx: int) -> dict[str, Tensor]:
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
@@ -134,9 +142,9 @@ class LitLM(L.LightningModule):
         counts = self._first_pass(micro)
         sums: dict[str, Tensor] = {}
         for rows in micro:
-            output, targets, valid = self(rows)
-            counts = self._balance_counts(counts, output, valid)
-            terms = loss.terms(output, targets, valid, counts, tokens, self.recipe.loss)
+            nats, routing, valid = self(rows)
+            counts = self._balance_counts(counts, routing, valid)
+            terms = loss.terms(nats, routing, valid, counts, tokens, self.recipe.loss)
             # DDP and FSDP average gradients over ranks; these are shares of one sum.
             self.manual_backward(torch.stack(list(terms.values())).sum() * self.trainer.world_size)
             sums = {name: sums.get(name, 0) + term.detach() for name, term in terms.items()}
@@ -145,10 +153,9 @@ class LitLM(L.LightningModule):
 
     def validation_step(self, rows: Tensor, batch_idx: int) -> Tensor:
         """Sums over these rows, (3,): nats, valid targets, and the bytes of text that those stand for."""
-        output, targets, valid = self(rows)
-        nats = loss.next_token(output.logits, targets, valid).double()
-        size = self.trainer.datamodule.token_bytes.to(rows.device)[targets]  # pyright: ignore
-        return torch.stack([nats, valid.sum(), (size * valid).sum()])
+        nats, _, valid = self(rows)
+        size = self.trainer.datamodule.token_bytes.to(rows.device)[loss.shift(rows)[1]]  # pyright: ignore
+        return torch.stack([nats.double(), valid.sum(), (size * valid).sum()])
 
     def _valid(self, rows: Tensor) -> Tensor:
         """All targets, or with documents kept apart those that do not open the next one."""
@@ -162,16 +169,16 @@ class LitLM(L.LightningModule):
         if experts and self.recipe.loss.balance_over == "exact":
             with torch.no_grad():
                 for rows in micro:
-                    output, _, valid = self(rows)
-                    counts += loss.expert_counts(output.routing, valid)
+                    _, routing, valid = self(rows)
+                    counts += loss.expert_counts(routing, valid)
             counts = self.over_ranks(counts)
         return counts
 
-    def _balance_counts(self, seen: Tensor, output: Output, valid: Tensor) -> Tensor:
+    def _balance_counts(self, seen: Tensor, routing: list[Routing], valid: Tensor) -> Tensor:
         over = self.recipe.loss.balance_over
-        if not output.routing or over == "exact":
+        if not routing or over == "exact":
             return seen
-        counts = loss.expert_counts(output.routing, valid)
+        counts = loss.expert_counts(routing, valid)
         if over == "micro":
             return counts
         counts = self.over_ranks(counts)

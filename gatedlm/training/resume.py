@@ -19,7 +19,7 @@ from gatedlm.training.checkpoint import damage, manifests
 from gatedlm.training.ledger import read_ledger
 
 ELSEWHERE = ("name", "out", "data.cache", "data.workers")  # where things lie is no change of a run
-FIXED = ("model.", "data.", "seed")
+FIXED = ("model.", "data.", "seed", "origin", "optim.state")
 
 
 def finished(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
@@ -129,4 +129,5 @@ def _differences(folder: Path, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
         found = changed(from_yaml(file.read_text()), recipe) if file.exists() else {}
     except (ValueError, OSError) as error:
         raise ValueError(f"{file}: {error}: give this run another name= or remove {folder}") from None
-    return {key: values for key, values in found.items() if key not in ELSEWHERE}
+    moved = {key for key in ("origin",) if key in found and len({Path(where).name for where in found[key]}) == 1}
+    return {key: values for key, values in found.items() if key not in {*ELSEWHERE, *moved}}

@@ -20,10 +20,12 @@ from gatedlm.data.module import LMData
 from gatedlm.recipe import Recipe, Run
 from gatedlm.training.callbacks import Display, Guard, Profile, Recorder
 from gatedlm.training.checkpoint import Checkpoints
+from gatedlm.training.checks import Agreement, before_data, first_here, refuse
 from gatedlm.training.closing import Closing
 from gatedlm.training.ledger import write_ledger
 from gatedlm.training.measure import Measurements
 from gatedlm.training.module import LitLM, parameter_groups
+from gatedlm.training.origin import origin, same_words
 from gatedlm.training.resume import alone, begin, checkpoint, differences, finished
 from gatedlm.training.strategy import in_words, is_first_rank, placement
 
@@ -61,17 +63,23 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
         console.print(f"{folder} is {ledger['status']}; for another run {advice}", soft_wrap=True)
         return ledger
     saved = checkpoint(folder, recipe, console)
+    begun = saved or origin(recipe)
     _quiet()
     _keep_freed_memory()
     if recipe.trainer.threads:
         torch.set_num_threads(recipe.trainer.threads)
+    refuse(before_data(recipe, folder), first_here())
     data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
     data.setup()
+    if begun != saved:
+        lit.anew = True
+        same_words(recipe, data.tokenizer)
+        console.print(f"beginning with the weights of {begun}", soft_wrap=True)
     if is_first_rank():
         begin(folder, recipe, data.corpus.fingerprint, saved)
         if data.tokenizer:
             data.tokenizer.save(str(folder / "tokenizer.json"))
-    return _fit(run, folder, data, lit, saved, console)
+    return _fit(run, folder, data, lit, begun, console)
 
 
 def _fit(run: Run, folder: Path, data: LMData, lit: LitLM, saved: Path | None, console: Console) -> dict[str, Any]:
@@ -82,7 +90,9 @@ def _fit(run: Run, folder: Path, data: LMData, lit: LitLM, saved: Path | None, c
     closing = Closing(run, folder, data, recorder, guard, measure)
     keeper = Checkpoints(folder / "checkpoints", spec.checkpoint_every, spec.keep, recorder)
     profile = [Profile(console)] if spec.profile else []
-    trainer = _trainer(run.recipe, sharded, [recorder, guard, Display(console, recorder), *profile, closing, keeper])
+    agreement = Agreement(run.recipe, folder)
+    shown = [Display(console, recorder), *profile]
+    trainer = _trainer(run.recipe, sharded, [agreement, recorder, guard, *shown, closing, keeper])
     for line in (run.recipe.name, in_words(spec, sharded), *_groups(lit)):
         console.print(line, soft_wrap=True, highlight=False)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_only
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
 from gatedlm.model.lm import GatedLM
@@ -29,6 +29,7 @@ def placement(spec: TrainerSpec, sharded: bool) -> dict[str, Any]:
     precision policy (bf16 parameters in the pass, gradients reduced in fp32). ``sharded`` says that FSDP is needed
     whatever the recipe asks, to read the checkpoint of several ranks. ValueError for more GPUs than the machine has.
     """
+    assert spec.precision != "auto", "a recipe resolves it as it is read"
     gpus = torch.accelerator.device_count()
     if spec.accelerator == "gpu" and not gpus:
         raise ValueError("trainer.accelerator=gpu: this machine has none, take cpu or auto")
@@ -79,6 +80,7 @@ def distribute(net: GatedLM, strategy: Strategy, spec: TrainerSpec) -> None:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for module in (*net.blocks, net):
             fully_shard(module, **options)
+        register_fsdp_forward_method(net, "hidden")  # the loss begins there; embedding and head stay whole after it
 
 
 @contextmanager
