@@ -63,8 +63,15 @@ def recipes() -> None:
     lines = ["# Recipes", "", "| recipe | shows | runs on | takes |", "|---|---|---|---|"]
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         about = yaml.safe_load(file.read_text())["about"]
-        lines.append(f"| [`{file.stem}`]({SOURCE}recipes/{file.name}) | " + " | ".join(map(str, about.values())) + " |")
-    lines += ["", "`python -m gatedlm.fit recipe=NAME` trains one. Words that change it:", "", "| word | values |", "|---|---|"]
+        said = " | ".join(map(str, about.values()))
+        lines.append(f"| [`{file.stem}`]({SOURCE}recipes/{file.name}) | {said} |")
+    lines += [
+        "",
+        "`python -m gatedlm.fit recipe=NAME` trains one. Words that change it:",
+        "",
+        "| word | values |",
+        "|---|---|",
+    ]
     for group in ("scale", "gate", "data", "debug"):
         names = ", ".join(f"`{file.stem}`" for file in sorted((ROOT / "recipes" / group).glob("*.yaml")))
         lines.append(f"| `{group}=` | {names} |")

@@ -15,7 +15,13 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "gatedlm").rglob("*.py"))
 FLOORS = [
     {"gatedlm", "gatedlm.model", "gatedlm.shapes", "gatedlm.catalogue"},
-    {"gatedlm.model.cache", "gatedlm.model.norm", "gatedlm.model.rope", "gatedlm.model.switch"},
+    {
+        "gatedlm.model.cache",
+        "gatedlm.model.kernels",
+        "gatedlm.model.norm",
+        "gatedlm.model.rope",
+        "gatedlm.model.switch",
+    },
     {"gatedlm.model.gate"},
     {"gatedlm.model.attention", "gatedlm.model.feedforward"},
     {"gatedlm.model.lm"},
@@ -23,9 +29,10 @@ FLOORS = [
     {"gatedlm.probes"},
     {"gatedlm.recipe", "gatedlm.report"},
     {"gatedlm.data"},
-    {"gatedlm.training"},
+    {"gatedlm.training", "gatedlm.planning"},
     {"gatedlm.hub"},
-    {"gatedlm.studies", "gatedlm.findings"},
+    {"gatedlm.studies"},
+    {"gatedlm.evaluation", "gatedlm.findings"},
 ]
 COMMANDS = len(FLOORS)
 UNDER_LIGHTNING = FLOORS.index({"gatedlm.data"})

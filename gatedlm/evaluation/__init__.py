@@ -1,0 +1,1 @@
+"""How good a model is: perplexity, few-shot tasks, long context; each figure with its standard error."""
