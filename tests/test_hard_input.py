@@ -133,7 +133,7 @@ SIZES = {
     "data.corpus=a/b/c/d": "data.corpus=a/b/c/d",
     "data.corpus=files": "data.path=",
     "data.corpus=stdlib data.vocab=256": "data.vocab=256: smaller than the 256 bytes",
-    "model.ffn=100000000000000": "need more memory than there is",
+    "model.ffn=100000000000000": "make room",
     "data.batch=1000000000000000": "data.batch=1000000000000000 and",
     "gate=nowhere": "gate='nowhere'",
     "scale=nano,tinny": "scale='tinny'",

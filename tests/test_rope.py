@@ -39,7 +39,7 @@ def theirs(spec: RopeSpec, dim: int, **changed: float) -> tuple[torch.Tensor, fl
     if spec.scaling == "yarn":
         rope |= {"original_max_position_embeddings": spec.original}
         rope |= {"beta_fast": spec.beta_fast, "beta_slow": spec.beta_slow}
-    config = PreTrainedConfig(**SIZES, head_dim=dim, rope_parameters=rope)
+    config = PreTrainedConfig(**(SIZES | {"head_dim": dim, "rope_parameters": rope}))
     return ROPE_INIT_FUNCTIONS[str(rope["rope_type"])](config, torch.device("cpu"), seq_len=changed.get("length"))
 
 
@@ -54,7 +54,7 @@ def test_frequencies_are_those_of_transformers(spec: RopeSpec, dim: int) -> None
 def test_ntk_is_the_dynamic_one_at_its_full_length() -> None:
     """transformers raises the base by (s - (f - 1))^(D/(D-2)) at s times the length, which for its f = 1 is ours."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0}
-    config = PreTrainedConfig(**SIZES, head_dim=D, rope_parameters=rope)
+    config = PreTrainedConfig(**(SIZES | {"head_dim": D, "rope_parameters": rope}))
     wanted, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=3 * 512)
     found = frequencies(RopeSpec(1e4, "ntk", 3.0), D)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)

@@ -34,11 +34,16 @@ def first_token_attention(
     k: Float[Tensor, "B T G D"],
     mask: Bool[Tensor, "b 1 T T"] | None = None,
     chunk: int = 256,
+    lse: Float[Tensor, "B H T"] | None = None,
 ) -> Float[Tensor, "B H T"]:
-    """A_i0 = exp(q_i . k_0 / sqrt(D) - logsumexp over the keys seen), ``chunk`` queries at a time, in fp32.
+    """A_i0 = exp(q_i . k_0 / sqrt(D) - logsumexp over the keys seen), in fp32.
 
-    Where the mask hides key 0 (a later document of a packed row) it is 0. The mask must be causal, as the model's is.
+    ``lse`` is that second term where a trace has it; without, it is computed anew for ``chunk`` queries at a time.
+    Where the mask hides key 0 (a later document of a packed row) A is 0. The mask must be causal, as the model's is.
     """
+    if lse is not None:
+        key = k[:, :1].float().repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+        return ((q.float() * key).sum(-1).transpose(1, 2) / math.sqrt(q.shape[-1]) - lse).exp()
     queries = torch.arange(q.shape[1], device=q.device)
     starts = range(0, len(queries), chunk)
     rows = (attention_rows(q, k[:, : i + chunk], queries[i : i + chunk], mask) for i in starts)

@@ -41,7 +41,7 @@ def layer_figures(model: ModelSpec) -> Callable[[LayerTrace], LayerFigures]:
     factor = "sdpa" in gates and gates["sdpa"].combine == "multiply"
 
     def see(layer: LayerTrace) -> LayerFigures:
-        first = first_token_attention(layer.q, layer.k, layer.mask)
+        first = first_token_attention(layer.q, layer.k, layer.mask, lse=layer.lse)
         means = {
             "f_attn": f_attn(first),
             "f_attn_skip4": f_attn(first, skip=4),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from gatedlm.model.attention import SoftmaxAttention
+from gatedlm.model.kernels import attention_and_lse
 from gatedlm.model.lm import GatedLM, Station
 from gatedlm.shapes import Bool, Float
 
@@ -27,6 +28,7 @@ class LayerTrace:
     hidden   the block's output in the residual stream
     scores   by gate position, in fp32; heads and channels are 1 where the score is shared over them. A gate with
              source=self has no score apart from its output Y', which then stands here
+    lse      log sum over the keys seen of exp(q . k / sqrt(D)), in fp32, where the kernel gave it
     """
 
     q: Float[Tensor, "B T H D"]
@@ -37,9 +39,14 @@ class LayerTrace:
     gated: Float[Tensor, "B T H D"]
     hidden: Float[Tensor, "B T C"]
     scores: dict[str, Float[Tensor, "B T _ _"]]
+    lse: Float[Tensor, "B H T"] | None = None
 
 
 Trace = list[LayerTrace]
+UNSEEN = (
+    "tracing saw nothing at some layers: run the model inside the `with` block, and trace the eager model, "
+    "because hooks do not fire in a compiled one"
+)
 
 
 @contextmanager
@@ -50,6 +57,8 @@ def watching(model: GatedLM, see: Callable[[LayerTrace], Seen]) -> Iterator[list
     Outputs, gradients and random state stay as they were; of several passes the last is kept. The hooks go even if the
     block raises. Raises ValueError if a station saw nothing, as happens in a compiled model.
     """
+    if not isinstance(model, GatedLM) or any(module._compiled_call_impl for module in model.modules()):
+        raise ValueError(UNSEEN)
     stations, seen, found = model.stations(), [], {}
     with ExitStack() as hooks:
         for number, station in enumerate(stations):
@@ -57,10 +66,7 @@ def watching(model: GatedLM, see: Callable[[LayerTrace], Seen]) -> Iterator[list
                 hooks.enter_context(hook)
         yield seen
     if not stations or len(found) < len(stations):
-        raise ValueError(
-            "tracing saw nothing at some layers: run the model inside the `with` block, and trace the eager model, "
-            "because hooks do not fire in a compiled one"
-        )
+        raise ValueError(UNSEEN)
     seen += [found[number] for number in range(len(stations))]
 
 
@@ -71,10 +77,14 @@ def tracing(model: GatedLM) -> Iterator[Trace]:
         yield trace
 
 
-def _listen(station: Station, end: Callable[[LayerTrace], None]) -> list[RemovableHandle]:
+def _listen(station: Station, end: Callable[[LayerTrace], None]) -> list[AbstractContextManager]:
     """Hooks that keep what passes inside the block and hand it to ``end`` when the block ends."""
     inside = (station.core, station.gate, *station.scores.values())
-    passed: dict[nn.Module, Any] = {}
+    passed: dict[nn.Module | str, Any] = {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        o, passed["lse"] = attention_and_lse(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
+        return o.transpose(1, 2)
 
     def keep(module: nn.Module, args: Any, out: Any) -> None:
         passed[module] = (args, out)
@@ -85,10 +95,25 @@ def _listen(station: Station, end: Callable[[LayerTrace], None]) -> list[Removab
             passed.clear()
             end(layer)
 
-    return [*(module.register_forward_hook(keep) for module in inside), station.block.register_forward_hook(leave)]
+    hooks = [module.register_forward_hook(keep) for module in inside]
+    return [_computing(station.core, attend), *hooks, station.block.register_forward_hook(leave)]
 
 
-def _layer(station: Station, passed: dict[nn.Module, Any], hidden: Tensor) -> LayerTrace:
+@contextmanager
+def _computing(core: SoftmaxAttention, attend: Callable[..., Tensor]) -> Iterator[None]:
+    """The core computes by ``attend``, which hears more than a hook does, for as long as the ``with`` block lasts."""
+    before = vars(core).get("forward")
+    core.forward = attend
+    try:
+        yield
+    finally:
+        if before is None:
+            del core.forward
+        else:
+            core.forward = before
+
+
+def _layer(station: Station, passed: dict[nn.Module | str, Any], hidden: Tensor) -> LayerTrace:
     (q, k, v, mask), sdpa = passed[station.core]
     return LayerTrace(
         q.detach(),
@@ -99,4 +124,5 @@ def _layer(station: Station, passed: dict[nn.Module, Any], hidden: Tensor) -> La
         gated=passed[station.gate][1].detach(),
         hidden=hidden.detach(),
         scores={position: passed[score][1].detach() for position, score in station.scores.items()},
+        lse=None if passed.get("lse") is None else passed["lse"].detach(),
     )

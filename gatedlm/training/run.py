@@ -127,7 +127,9 @@ def _quiet() -> None:
 
 def _keep_freed_memory() -> None:
     """On CPUs with glibc, reuse each step's large buffers: given back, every page of them would fault in again."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" and not torch.accelerator.is_available() else None
+    if sys.platform != "linux" or torch.accelerator.is_available():
+        return
+    libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
