@@ -1,0 +1,1 @@
+"""Speed and memory, measured as ratios within one process; never part of the tests."""
