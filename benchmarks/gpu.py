@@ -75,7 +75,7 @@ def _steps(title: str, spec: ModelSpec, bench: Bench) -> Result:
     for compiled in (False, True):
         table.append({"blocks": "compiled" if compiled else "eager"} | _measured(spec, bench, compiled))
         gc.collect()
-    notes = (f"MFU of {_peak() / 1e12:.0f} TFLOP/s, attention's causal half counted", _planned(spec))
+    notes = (f"MFU of {_peak() / 1e12:.3g} TFLOP/s, attention's causal half counted", _planned(spec))
     return Result(f"{spec.layers} {title}, elementwise gate, {tokens:,} tokens, bf16", table, notes)
 
 

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} GATEDLM_CACHE=${GATEDLM_CACHE:-$scratch/cache}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} GATEDLM_CACHE=${GATEDLM_CACHE:-$scratch/cache} KINETO_LOG_LEVEL=6
 
 if compgen -G 'benchmarks/wheels/*.whl' >/dev/null; then
     "$python" -m pip install -q --no-index --no-deps --target "$scratch/site" benchmarks/wheels/*.whl

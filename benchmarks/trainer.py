@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -64,7 +65,7 @@ def run(bench: Bench) -> Iterator[Result]:
 def _lightning(bench: Bench, recipe: Recipe) -> float:
     data, lit, watch = LMData(recipe.data, recipe.seed), LitLM(recipe), Watch(bench.clock)
     data.setup()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, chdir(folder):  # where Lightning leaves its own checkpoint
         recorder = Recorder(Path(folder, "metrics.jsonl"), recipe, lambda step: {})
         guard = Guard(Path(folder, "nonfinite.json"), data, recipe.trainer.nonfinite)
         display = Display(Console(quiet=True), recorder)

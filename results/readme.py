@@ -48,7 +48,8 @@ def _line(claim: dict[str, Any], content: dict[str, Any]) -> str:
     found = spread({int(seed): value for seed, value in claim["support"].items()})
     interval = f"{found.mean:.3g}, {found.low:.3g} to {found.high:.3g} {claim['unit']}"
     name = f"{content['finding']}-{content['scale']}"
-    return f"| {claim['claim']} | {claim['verdict']} | {interval} | {found.seeds} | [{name}](results/{name}.md) |"
+    cells = (claim["claim"], claim["verdict"], interval, str(found.seeds), f"[{name}](results/{name}.md)")
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":
