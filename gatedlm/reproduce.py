@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gatedlm.findings import NAMES, finding
+from gatedlm.findings import NAMES, find
 
 if TYPE_CHECKING:  # imported where it is used: usage and a wrong word answer before torch is loaded
     from rich.console import Console
@@ -155,7 +155,7 @@ def _reproduce(order: Order, command: str) -> None:
     from gatedlm.findings.sweep import sweep
 
     console, scale = Console(markup=False), SCALES[order.scale]
-    plans = [_plan(finding(name), order, scale) for name in order.names]
+    plans = [_plan(find(name), order, scale) for name in order.names]
     runs = {run.recipe.name: run for plan in plans for seeds in plan.runs.values() for run in seeds.values()}
     if order.dry:
         _print_plan(plans, runs, order, scale, console)

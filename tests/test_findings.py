@@ -20,7 +20,7 @@ import torch
 from gatedlm import reproduce
 from gatedlm.data.needles import lesson
 from gatedlm.data.tokenizer import train
-from gatedlm.findings import NAMES, finding
+from gatedlm.findings import NAMES, find
 from gatedlm.findings.finding import Claim, Finding, Row, Table, resolve
 from gatedlm.findings.judge import judge, spearman, spread
 from gatedlm.findings.page import write
@@ -86,7 +86,7 @@ def test_rank_correlation() -> None:
     assert spearman([1, 2, 3, 4, 5], [5, 6, 7, 8, 7]) == pytest.approx(0.8207826816681233)
     assert spearman([3, 1, 2], [9, 0, 4]) == pytest.approx(1)
     assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
-    paper = finding("table4").rows(SCALES["tiny"], ())[1:]
+    paper = find("table4").rows(SCALES["tiny"], ())[1:]
     score, m_act, f_attn = zip(*(row.paper[:3] for row in paper), strict=True)
     assert spearman([*score], [*f_attn]) == spearman([*score], [*m_act]) == pytest.approx(1)
 
@@ -131,7 +131,7 @@ ODD |= {"switch v 8top2": 177.7, "switch v 1top1": 0.2}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_build_and_add_the_papers_parameters(name: str) -> None:
-    found, scale = finding(name), SCALES["tiny" if name in ("sink", "streaming") else "full"]
+    found, scale = find(name), SCALES["tiny" if name in ("sink", "streaming") else "full"]
     rows = found.rows(scale, ())
     specs = [resolve(row, scale, found.architecture, 1)[0].recipe.model for row in rows]
     with torch.device("meta"):
@@ -146,7 +146,7 @@ def test_rows_build_and_add_the_papers_parameters(name: str) -> None:
 
 
 def run_names(name: str) -> set[str]:
-    found, scale = finding(name), SCALES["tiny"]
+    found, scale = find(name), SCALES["tiny"]
     runs = [resolve(row, scale, found.architecture, 1)[0] for row in found.rows(scale, ())]
     return {run.recipe.name for run in runs}
 
@@ -154,7 +154,7 @@ def run_names(name: str) -> set[str]:
 def test_rows_are_fair_and_shared() -> None:
     scale, runs = SCALES["tiny"], {}
     for name in sorted(NAMES.keys() - {"spikes"}):
-        found = finding(name)
+        found = find(name)
         for row in found.rows(scale, ()):
             for seed, run in resolve(row, scale, found.architecture, 2).items():
                 assert run.recipe.seed == seed
@@ -198,7 +198,7 @@ def test_table5_cuts_the_validation_stream() -> None:
 @pytest.mark.parametrize("scale", ["small", "medium"])
 def test_larger_scales_resolve(scale: str) -> None:
     for name in ("table1", "table5", "stability"):
-        found = finding(name)
+        found = find(name)
         row = found.rows(SCALES[scale], ())[1]
         assert resolve(row, SCALES[scale], found.architecture, 1)[0].recipe.trainer.accelerator == "gpu"
 
@@ -208,7 +208,7 @@ def test_larger_scales_resolve(scale: str) -> None:
 
 def rows_of(name: str) -> list[str]:
     """A gated row, or what stands first after the baseline."""
-    labels = [row.label for row in finding(name).rows(SCALES["tiny"], ())]
+    labels = [row.label for row in find(name).rows(SCALES["tiny"], ())]
     wanted = {"stability": "SDPA elementwise lr=0.01", "table2": "SDPA elementwise lr=0.01", "table6": "switch v 8top2"}
     wanted |= {"table5": "SDPA elementwise extended"}
     return [wanted.get(name, next((label for label in labels if label == "SDPA elementwise"), labels[1]))]
@@ -240,7 +240,7 @@ def test_each_finding_trains_and_renders(name: str, out: Path, capsys: pytest.Ca
         loss = row["runs"]["0"]["final"]["val/loss"]
         assert f"| {row['label']} | {loss:.3f} |" in text and f"<td>{loss:.3f}</td>" in page
     assert {claim["verdict"] for claim in content["claims"]} == {"too small to say"}  # one seed
-    assert text.count("too small to say**") == len(finding(name).claims) and "Student" in page
+    assert text.count("too small to say**") == len(find(name).claims) and "Student" in page
     reproduce.main([*words, "dry=true"])
     assert "0 of" in capsys.readouterr().out
 

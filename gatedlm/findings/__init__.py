@@ -23,6 +23,6 @@ NAMES = {
 }
 
 
-def finding(name: str) -> "Finding":
+def find(name: str) -> "Finding":
     """The finding of a name of ``NAMES``."""
     return import_module(f"gatedlm.findings.{name}").FINDING

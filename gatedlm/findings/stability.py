@@ -80,16 +80,16 @@ def _spikes(table: Table, arm: str) -> dict[int, float]:
 
 def loss_over_rate(table: Table) -> str:
     """Validation loss against learning rate, a line an arm, the mean over seeds."""
-    return _over_rate(table, "Loss against learning rate", "validation loss (nats per token)", table.losses)
+    return _over_rate(table, "Loss against learning rate", "validation loss (nats per token)", table.losses, "x")
 
 
 def activations_over_rate(table: Table) -> str:
     """M-Act against learning rate, a line an arm, the mean over seeds."""
     title, unit = "Massive activations against learning rate", "M-Act, mean over layers of the largest |h|"
-    return _over_rate(table, title, unit, lambda name: table.finals(name, "m_act"), log=True)
+    return _over_rate(table, title, unit, lambda name: table.finals(name, "m_act"), "xy")
 
 
-def _over_rate(table: Table, title: str, unit: str, figure, log: bool = False) -> str:
+def _over_rate(table: Table, title: str, unit: str, figure, log: str) -> str:
     lines: dict[str, Line] = {}
     for arm in ARMS:
         found = {rate: figure(label(arm, rate)) for rate in rates_of(table)}

@@ -79,9 +79,12 @@ def chart(
     y: str,
     lines: dict[str, Line],
     levels: Mapping[str, float | None],
-    log: bool = False,
+    log: str = "",
 ) -> str:
-    """Lines (x, y) by name with level lines behind them; a gap where a value is not finite."""
+    """Lines (x, y) by name with level lines behind them; a gap where a value is not finite.
+
+    ``log`` names the logarithmic axes, x, y or xy; without one both begin at zero.
+    """
     known = {name for name, (_, values) in lines.items() if np.isfinite(values).any()}
     if not known:
         return sentence(f"{label}: nothing was recorded.")
@@ -89,11 +92,12 @@ def chart(
     for name, (at, values) in lines.items():  # one of which nothing is known keeps its colour from the others
         axes.plot(at, values, marker=_marker(values), label=name if name in known else "_")
     _levels(axes, levels)
-    axes.update_datalim([(0, 0)], updatey=not log)
+    if not log:
+        axes.update_datalim([(0, 0)])
     axes.autoscale_view()
-    if log:
-        _log(axes)
-    elif axes.dataLim.y0 >= 0:
+    for axis in log:
+        _log(axes, axis)
+    if not log and axes.dataLim.y0 >= 0:
         axes.set_ylim(bottom=0)
     missing = [name for name in lines if name not in known]
     return _figure(axes, label, f"Nothing was recorded of: {', '.join(missing)}." if missing else "")
@@ -166,13 +170,14 @@ def _axes(
     return axes
 
 
-def _log(axes: Axes) -> None:
+def _log(axes: Axes, name: str) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axes.set_yscale("log", nonpositive="mask")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    getattr(axes, f"set_{name}scale")("log", nonpositive="mask")
+    axis = getattr(axes, f"{name}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _levels(axes: Axes, levels: Mapping[str, float | None]) -> None:

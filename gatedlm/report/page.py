@@ -120,7 +120,7 @@ def _loss(ledger: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
 def _optimizer(metrics: list[dict[str, Any]]) -> list[str]:
     figures = [
         _over_steps("Learning rate", "learning rate", metrics, {"": "optim/lr"}),
-        _over_steps("Gradient norm, before clipping", "gradient norm", metrics, {"": "optim/grad_norm"}, log=True),
+        _over_steps("Gradient norm, before clipping", "gradient norm", metrics, {"": "optim/grad_norm"}, log="y"),
         _over_steps("Speed", "tokens per second", metrics, {"": "tokens_per_second"}),
     ]
     if any("train/balance" in line for line in metrics):
@@ -197,7 +197,7 @@ def _over_steps(
     metrics: list[dict[str, Any]],
     keys: dict[str, str],
     levels: Mapping[str, float | None] | None = None,
-    log: bool = False,
+    log: str = "",
 ) -> str:
     lines = {name: _points(metrics, key) for name, key in keys.items()}
     return chart(label, "step", unit, lines, levels or {}, log)
