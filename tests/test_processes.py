@@ -122,6 +122,7 @@ def test_a_killed_sharded_run_goes_on_bit_for_bit(sharded: Path, tmp_path: Path)
     assert figures(lines) == figures(read_metrics(sharded / "run" / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_saved_on_two_resumed_on_one_and_back(sharded: Path, tmp_path: Path) -> None:
     two, one = words("mixture", "fsdp", 2), words("mixture", "one", 1)
     whole = losses(read_metrics(sharded / "run" / "metrics.jsonl"))
