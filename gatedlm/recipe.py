@@ -291,13 +291,19 @@ def _compose(words: tuple[str, ...], sweeping: bool) -> Recipe:
 
 def _taken_over(run: str) -> Any:
     """What holds of a run's recipe for one that begins with its weights: all but name, place and own beginning."""
-    file = Path(os.path.expanduser(run), "recipe.yaml")
-    if not file.is_file():
-        raise ValueError(f"from={run}: no run lies there, give the folder of one, such as from=runs/NAME")
+    file = recipe_file(run)
     raw = OmegaConf.create(_parse(file, str(file)))
     for key in ("name", "out", "origin"):
         raw.pop(key, None)
     return raw
+
+
+def recipe_file(run: str) -> Path:
+    """Where the recipe of the run from=``run`` lies; ValueError where no run does."""
+    file = Path(os.path.expanduser(run), "recipe.yaml")
+    if not file.is_file():
+        raise ValueError(f"from={run}: no run lies there, give the folder of one, such as from=runs/NAME")
+    return file
 
 
 def stretched(recipe: Recipe, words: Sequence[str]) -> Recipe:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gatedlm.findings import NAMES
 from gatedlm.findings.judge import spread
+from gatedlm.findings.page import bar
 from gatedlm.reproduce import SCALES
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ def _line(claim: dict[str, Any], content: dict[str, Any]) -> str:
     interval = f"{found.mean:.3g}, {found.low:.3g} to {found.high:.3g} {claim['unit']}"
     name = f"{content['finding']}-{content['scale']}"
     cells = (claim["claim"], claim["verdict"], interval, str(found.seeds), f"[{name}](results/{name}.md)")
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    return bar(cells)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gatedlm.hub import look, open_model
 from gatedlm.hub.folder import Files
 from gatedlm.hub.opening import Found
 from gatedlm.recipe import stretched
-from gatedlm.training.ledger import plain
+from gatedlm.training.ledger import plain, write_whole
 
 FORMAT = 1  # raise it when the same words should give other figures
 
@@ -90,11 +90,9 @@ def _kept(file: Path, key: str) -> Outcome | None:
 
 
 def _write(file: Path, content: Any) -> None:
-    """The file whole or not at all."""
+    """The file as JSON, its folder made where it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f"{file.name}.part")
-    draft.write_text(json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(file)
+    write_whole(file, json.dumps(plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def _file_name(name: str) -> str:

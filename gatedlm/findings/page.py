@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.metadata import version
@@ -187,12 +187,13 @@ def _about(about: Mapping[str, Any]) -> list[str]:
 def _markdown(finding: Finding, grids: list[Grid], about: Mapping[str, Any]) -> str:
     parts = [f"# {finding.title}", f"`{about['command']}`", *_about(about)]
     for grid in grids:
-        parts += [f"## {grid.title}", "\n".join(map(_bar, (grid.head, ["---"] * len(grid.head), *grid.lines)))]
+        parts += [f"## {grid.title}", "\n".join(map(bar, (grid.head, ["---"] * len(grid.head), *grid.lines)))]
     return "\n\n".join((*parts, *filter(None, (finding.notes,)), RULE)) + "\n"
 
 
-def _bar(cells: list[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def bar(cells: Sequence[str]) -> str:
+    """One line of a Markdown table, in which a bar within a cell is no border."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def _html(finding: Finding, table: Table, grids: list[Grid], about: Mapping[str, Any]) -> str:

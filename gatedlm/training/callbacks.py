@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from gatedlm.data.module import LMData
 from gatedlm.probes.spikes import SpikeWatch
 from gatedlm.recipe import Recipe
+from gatedlm.training.ledger import write_whole
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_FRAMES = 0.2
@@ -74,9 +75,7 @@ class Recorder(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         kept = [line for line in read_metrics(self.file) if line["step"] <= trainer.global_step]
         if trainer.is_global_zero:
-            draft = self.file.with_suffix(".part")
-            draft.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            draft.replace(self.file)
+            write_whole(self.file, "".join(json.dumps(line) + "\n" for line in kept))
         for line in kept:
             self.watch.see(line["step"], as_float(line["train/loss"]))
         self._earlier = kept[-1]["seconds"] if kept else 0.0

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Checkpoint
 
 from gatedlm.training.callbacks import Recorder
+from gatedlm.training.ledger import write_whole
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 WHOLE, ENDS = 2**30, 2**20  # files up to 1 GiB are checked whole, of larger ones the first and last MiB
@@ -138,9 +139,7 @@ class Checkpoints(Checkpoint):
         latest = self.recorder.latest
         rated = latest.get("val/loss") if latest.get("step") == step else None
         manifest = {"step": step, "val/loss": rated, "files": files}
-        draft = path / "manifest.json.part"
-        draft.write_text(json.dumps(manifest, indent=1))
-        draft.replace(path / "manifest.json")
+        write_whole(path / "manifest.json", json.dumps(manifest, indent=1))
 
     def prune(self) -> None:
         """Remove what is neither among the newest nor the best; after the last step, once its figures are written."""

@@ -70,9 +70,14 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
 
 def write_ledger(folder: Path, content: dict[str, Any]) -> None:
     """Write ledger.json whole or not at all."""
-    draft = folder / "ledger.json.part"
-    draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    draft.replace(folder / "ledger.json")
+    write_whole(folder / "ledger.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write ``text`` whole or not at all: under another name first."""
+    draft = file.with_name(f"{file.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)
 
 
 def plain(value: Any) -> Any:

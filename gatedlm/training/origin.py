@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from gatedlm.data import tokenizer as tokens
-from gatedlm.recipe import Recipe, changed, from_yaml
+from gatedlm.recipe import Recipe, changed, from_yaml, recipe_file
 from gatedlm.training.weights import newest
 
 FREE = "model.rope."  # what weights can bear to see changed
@@ -23,23 +22,16 @@ def origin(recipe: Recipe) -> Path | None:
         if recipe.optim.state == "kept":
             raise ValueError("optim.state=kept: kept from which run? write from=FOLDER")
         return None
-    folder = _folder(recipe)
-    file = folder / "recipe.yaml"
-    if not file.is_file():
-        raise ValueError(f"from={recipe.origin}: no run lies there, give the folder of one, such as from=runs/NAME")
+    file = recipe_file(recipe.origin)
     for key, (there, here) in changed(from_yaml(file.read_text(encoding="utf-8")), recipe).items():
         if key.startswith("model.") and not key.startswith(FREE):
             raise ValueError(f"from={recipe.origin}: its weights have {key}={there}, not {here}: leave that word out")
-    return newest(folder)
+    return newest(file.parent)
 
 
 def same_words(recipe: Recipe, tokenizer: Tokenizer | None) -> None:
     """ValueError where ``tokenizer`` has other words than the run that ``recipe`` begins with."""
-    file = _folder(recipe) / "tokenizer.json"
+    file = recipe_file(recipe.origin).with_name("tokenizer.json")
     before = tokens.load(str(file)).get_vocab() if file.is_file() else None
     if before != (tokenizer.get_vocab() if tokenizer else None):
         raise ValueError(f"from={recipe.origin}: its tokens are others, add data.tokenizer={file}")
-
-
-def _folder(recipe: Recipe) -> Path:
-    return Path(os.path.expanduser(recipe.origin))
