@@ -103,6 +103,7 @@ def _lost_a_rank(error: Exception) -> bool:
 
 def _sweep(runs: list[Run]) -> None:
     """One run after another and a table of them all; a run that cannot be trained is said and left out."""
+    from gatedlm.findings.arms import arms_table
     from gatedlm.training.apart import apart
     from gatedlm.training.tables import comparison
 
@@ -118,6 +119,8 @@ def _sweep(runs: list[Run]) -> None:
         except (ValueError, OSError) as error:
             _say(error)
     console.print(comparison(ledgers))
+    if arms := arms_table(ledgers):
+        console.print(arms)
     if len(ledgers) < len(runs):
         raise SystemExit(2)
 

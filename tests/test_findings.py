@@ -21,6 +21,7 @@ from gatedlm import reproduce
 from gatedlm.data.needles import lesson
 from gatedlm.data.tokenizer import train
 from gatedlm.findings import NAMES, find
+from gatedlm.findings.arms import arms_table
 from gatedlm.findings.finding import Claim, Finding, Row, Table, resolve
 from gatedlm.findings.judge import judge, spearman, spread
 from gatedlm.findings.page import write
@@ -307,3 +308,40 @@ def test_a_killed_sweep_goes_on(number: int, tmp_path: Path) -> None:
     content = json.loads((tmp_path / "table2-tiny-changed.json").read_text())
     assert [len(row["runs"]) for row in content["rows"]] == [1] * 8
     assert os.path.exists(tmp_path / "table2-tiny-changed.md")
+
+
+# --- a sweep of one's own
+
+
+def ledgers(**arms: Sequence[float | None]) -> dict[str, Any]:
+    """By the labels that ``fit gate=... seed=...`` gives its runs."""
+    return {
+        f"gate={arm} seed={seed} optim.lr=1e-2": record(loss) | {"seed": seed}
+        for arm, losses in arms.items()
+        for seed, loss in enumerate(losses)
+    }
+
+
+def shown(ledgers: dict[str, Any]) -> list[list[str]]:
+    """The cells of the table, row by row."""
+    made = arms_table(ledgers)
+    assert made is not None
+    return [list(cells) for cells in zip(*(column.cells for column in made.columns), strict=True)]
+
+
+def test_arms_are_compared_seed_by_seed() -> None:
+    rows = shown(ledgers(none=[3.0, 4.0, 5.0], value=[2.5, 3.4, 4.6], key=[3.1, 3.9, 5.0]))
+    assert rows[0][1:3] == ["gate=none optim.lr=1e-2", "4 ± 1"]
+    # 0.5, 0.6, 0.4: mean 0.5, sd 0.1, half the interval 2.920 * 0.1 / sqrt(3) = 0.169
+    assert rows[1][1:] == ["gate=value optim.lr=1e-2", "3.5 ± 1.05", "0.5", "0.331 to 0.669", "holds"]
+    assert rows[2][-1] == "too small to say"
+
+
+def test_an_arm_that_diverged_counts_with_the_loss_it_began_with() -> None:
+    rows = shown(ledgers(none=[3.0, 3.2], value=[None, None]))
+    assert rows[1][2:] == ["7 ± 0", "-3.9", "-4.53 to -3.27", "fails"]
+
+
+@pytest.mark.parametrize("arms", [{}, {"none": [3.0], "value": [2.5]}])
+def test_arms_of_one_seed_have_no_table(arms: dict[str, list[float]]) -> None:
+    assert arms_table(ledgers(**arms)) is None
