@@ -1,4 +1,4 @@
-"""The commands as a person types them: usage, sweeps, one line for what is wrong, and every command in the README."""
+"""The commands as a person types them: usage, sweeps, one line for what is wrong, and those of README and docs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gatedlm import fit, reproduce
 from gatedlm.catalogue import choices
 
 README = Path(__file__).parents[1] / "README.md"
+DOCS = sorted((README.parent / "docs").rglob("*.md"))
 QUICK = ["scale=nano", "trainer.steps=2"]
 
 
@@ -93,8 +94,12 @@ def test_what_is_wrong_is_said_in_one_line(
     assert len(done.err.strip().splitlines()) == 1
 
 
-def readme_commands() -> list[str]:
-    return re.findall(r"^\$ python -m (gatedlm\.\S+ .*)$", README.read_text(), re.M)
+def shown_commands() -> list[str]:
+    """The README's lines that begin with $, and of the docs the blocks marked as bash."""
+    blocks = (block for page in DOCS for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.S))
+    found = re.findall(r"^\s*python -m (gatedlm\.\S+ .*)$", "\n".join(blocks), re.M)
+    readme = re.findall(r"^\$ python -m (gatedlm\.\S+ .*)$", README.read_text(), re.M)
+    return [*dict.fromkeys((*readme, *found))]
 
 
 def trains_here(command: str) -> bool:
@@ -102,8 +107,8 @@ def trains_here(command: str) -> bool:
     return command.startswith("gatedlm.fit") and "trainer.devices" not in command
 
 
-@pytest.mark.parametrize("command", [c for c in readme_commands() if c.startswith("gatedlm.reproduce")])
-def test_readme_findings_are_planned(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", [c for c in shown_commands() if c.startswith("gatedlm.reproduce")])
+def test_shown_findings_are_planned(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[1:]
     reproduce.main([*words, *["dry=true"] * (words != ["list"])])
@@ -114,12 +119,12 @@ def test_the_readmes_findings_are_up_to_date() -> None:
     assert README.read_text().partition(script["BEGIN"])[2].partition(script["END"])[0] == script["findings"]()
 
 
-def test_the_readme_has_commands() -> None:
-    assert len(readme_commands()) >= 9
+def test_there_are_commands() -> None:
+    assert len(shown_commands()) >= 9
 
 
-@pytest.mark.parametrize("command", [c for c in readme_commands() if trains_here(c)])
-def test_readme_commands_run(command: str, tmp_path: Path, call: Callable[..., Done]) -> None:
+@pytest.mark.parametrize("command", [c for c in shown_commands() if trains_here(c)])
+def test_shown_commands_run(command: str, tmp_path: Path, call: Callable[..., Done]) -> None:
     """Each as it stands but for its length and size; text of one's own is made up."""
     (tmp_path / "notes").mkdir()
     texts = [f"# Note {number}\n" + "A line of a note. " * (20 + number) for number in range(40)]
@@ -132,9 +137,9 @@ def test_readme_commands_run(command: str, tmp_path: Path, call: Callable[..., D
     assert list(tmp_path.glob("runs/*/report.html"))
 
 
-def test_readme_commands_for_two_processes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shown_commands_for_two_processes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = [c for c in readme_commands() if not trains_here(c) and not c.startswith("gatedlm.reproduce")]
+    commands = [c for c in shown_commands() if not trains_here(c) and not c.startswith("gatedlm.reproduce")]
     for module, *words in map(shlex.split, commands):
         if module in ("gatedlm.fit", "gatedlm.plan"):  # which start processes, or go without torch
             more = [*QUICK, "trainer.steps=30"] if module == "gatedlm.fit" else []
