@@ -52,6 +52,7 @@ class Order:
     out: Path = Path("results")
     dry: bool = False
     further: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -90,6 +91,7 @@ def _order(words: list[str]) -> Order:
             raise ValueError(f"{word!r} lacks a value: write key=value, such as seeds=3 or scale=tiny")
         if key in READ:
             setattr(order, *READ[key](key, value))
+            order.parts += [word] * (key in ("arch", "rates", "rows"))
         elif key == "runs":
             order.further[0] = f"out={value}"
         elif key in ("seed", "recipe", "gate", "name", "debug"):
@@ -203,7 +205,7 @@ def _write(plan: Plan, order: Order, command: str) -> str:
         "scale": order.scale,
         "architecture": plan.architecture,
         "seeds": [*range(order.seeds)],
-        "words": [word for word in order.further if not word.startswith("out=")],
+        "words": [*order.parts, *(word for word in order.further if not word.startswith("out="))],
     }
     return f"{plan.finding.name}: {write(plan.finding, Table(plan.rows, found), about, order.out)}"
 

@@ -246,6 +246,15 @@ def test_each_finding_trains_and_renders(name: str, out: Path, capsys: pytest.Ca
     assert "0 of" in capsys.readouterr().out
 
 
+def test_a_part_does_not_take_the_place_of_the_whole(out: Path) -> None:
+    whole, part = (
+        reproduce._order(["stability", *words]) for words in ([], ["rows=baseline", "rates=1e-2", "seeds=2"])
+    )
+    assert (whole.parts, part.parts) == ([], ["rows=baseline", "rates=1e-2"])
+    content = json.loads((out / "figure2-tiny-changed.json").read_text())
+    assert content["words"][0] == f"rows={','.join(rows_of('figure2'))}"
+
+
 def test_what_was_measured_is_written(tmp_path: Path) -> None:
     rows = [Row("baseline", paper=(6.026,)), Row("gated", paper=(5.761,), added=201)]
     measured = {"baseline": {0: record(4.0), 1: record(4.2)}, "gated": {0: record(3.9), 1: record(None)}}
