@@ -133,6 +133,13 @@ def _rates(key: str, value: str) -> tuple[str, tuple[float, ...]]:
     return key, rates
 
 
+def _out(key: str, value: str) -> tuple[str, Path]:
+    place = Path(value).expanduser()
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"{key}={value}: a file, give the folder that results go to")
+    return key, place
+
+
 def _dry(key: str, value: str) -> tuple[str, bool]:
     _known("dry", value, ("true", "false"))
     return key, value == "true"
@@ -145,7 +152,7 @@ READ: dict[str, Any] = {
     "arch": _arch,
     "rates": _rates,
     "rows": lambda key, value: (key, tuple(value.split(","))),
-    "out": lambda key, value: (key, Path(value).expanduser()),
+    "out": _out,
     "dry": _dry,
 }
 

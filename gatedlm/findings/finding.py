@@ -175,6 +175,8 @@ def _seeded(words: tuple[str, ...], seed: int, label: str, earlier: Run | None) 
 
 @cache
 def one(words: tuple[str, ...]) -> Run:
-    """The run that words make; they sweep nothing."""
-    (run,) = load(list(words))
-    return run
+    """The run that words make; ValueError where they sweep."""
+    first, *others = load(list(words))
+    if others:
+        raise ValueError(f"{first.label}, {others[0].label}: the rows of a finding do not sweep, give one value")
+    return first
