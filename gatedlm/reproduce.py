@@ -193,7 +193,16 @@ def _plan(found: Finding, order: Order, scale: Scale) -> Plan:
         rows = [row for row in rows if row.label in wanted]
     words = tuple(order.further)
     runs = {row.label: resolve(row, scale, architecture, order.seeds, words) for row in rows}
+    if _apart(runs) < _apart({row.label: resolve(row, scale, architecture, 1) for row in rows}):
+        raise ValueError(
+            f"{' '.join(words[1:])}: some rows differ in just that; change other keys or train runs by fit"
+        )
     return Plan(found, architecture, rows, runs)
+
+
+def _apart(runs: dict[str, dict[int, Run]]) -> int:
+    """How many of the rows are runs of their own."""
+    return len({of_row[0].recipe.name for of_row in runs.values()})
 
 
 def _write(plan: Plan, order: Order, command: str) -> str:

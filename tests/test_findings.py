@@ -280,6 +280,8 @@ def test_what_was_measured_is_written(tmp_path: Path) -> None:
         (["table1", "optim.lrr=3"], "unknown key 'optim.lrr'"),
         (["sink", "scale=medium"], "scale=medium has dense, moe"),
         (["table1", "dry=yes"], "there are true, false"),
+        (["table2", "optim.lr=1e-3"], "optim.lr=1e-3: some rows differ in just that"),
+        (["sink", "model.gates=[]"], "some rows differ in just that"),
         (["table1", "trainer.steps=2,3"], "the rows of a finding do not sweep"),
         (["table1", f"out={__file__}"], "a file, give the folder"),
     ],

@@ -47,6 +47,7 @@ class Scale:
     rates     the two of Table 2, then all of the stability study
     multiple  what a narrowed feed-forward is rounded up to
     speed     floating-point operations a second for the estimate of a dry run
+    layer     seconds that a layer takes in each step besides, which is most of it where matrices are small
     """
 
     name: str
@@ -55,12 +56,13 @@ class Scale:
     sweep: tuple[float, ...]
     multiple: int
     speed: float
+    layer: float = 0.0
 
     def seconds(self, run: Run) -> float:
-        """About how long a run takes: 6 operations per active parameter and token, at the scale's speed."""
-        recipe = run.recipe
-        tokens = recipe.trainer.steps * recipe.data.batch * recipe.data.context
-        return START + 6 * recipe.model.parameters().active * tokens / self.speed
+        """About how long a run takes: 6 operations per active parameter and token at the scale's speed, and more."""
+        model, data, steps = run.recipe.model, run.recipe.data, run.recipe.trainer.steps
+        operations = 6 * model.parameters().active * steps * data.batch * data.context
+        return START + steps * model.layers * self.layer + operations / self.speed
 
 
 class Table:

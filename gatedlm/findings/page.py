@@ -179,7 +179,7 @@ def _about(about: Mapping[str, Any]) -> list[str]:
     seeds = f"seeds {', '.join(map(str, about['seeds']))}" if len(about["seeds"]) > 1 else f"seed {about['seeds'][0]}"
     return [
         f"Scale {about['scale']}, {about['architecture']}, {seeds}; mean ± standard deviation over seeds. Losses are "
-        "in nats per token of held-out text, differences to the baseline are paired by seed.",
+        "in nats per token of held-out rows, differences to the baseline are paired by seed.",
         *[f"Not the finding's own settings: {' '.join(about['words'])}."] * bool(about["words"]),
     ]
 

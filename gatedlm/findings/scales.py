@@ -31,7 +31,8 @@ SCALES = {
             rates=(1e-2, 3e-2),
             sweep=(3e-3, 1e-2, 3e-2, 1e-1),
             multiple=8,
-            speed=2e10,
+            speed=2.6e10,
+            layer=6e-3,
         ),
         Scale(
             "small",
