@@ -193,7 +193,7 @@ def _plan(found: Finding, order: Order, scale: Scale) -> Plan:
         rows = [row for row in rows if row.label in wanted]
     words = tuple(order.further)
     runs = {row.label: resolve(row, scale, architecture, order.seeds, words) for row in rows}
-    if _apart(runs) < _apart({row.label: resolve(row, scale, architecture, 1) for row in rows}):
+    if words[1:] and _apart(runs) < _apart({row.label: resolve(row, scale, architecture, 1) for row in rows}):
         raise ValueError(
             f"{' '.join(words[1:])}: some rows differ in just that; change other keys or train runs by fit"
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from gatedlm.findings import NAMES
 from gatedlm.findings.judge import spread
-from gatedlm.findings.page import bar
+from gatedlm.findings.page import bar, interval
 from gatedlm.reproduce import SCALES
 
 HERE = Path(__file__).parent
@@ -48,9 +48,9 @@ def findings() -> str:
 
 def _line(claim: dict[str, Any], content: dict[str, Any]) -> str:
     found = spread({int(seed): value for seed, value in claim["support"].items()})
-    interval = f"{found.mean:.3g}, {found.low:.3g} to {found.high:.3g} {claim['unit']}"
+    measured = f"{found.mean:.3g}, {interval(found)} {claim['unit']}"
     name = f"{content['finding']}-{content['scale']}"
-    cells = (claim["claim"], claim["verdict"], interval, str(found.seeds), f"[{name}](results/{name}.md)")
+    cells = (claim["claim"], claim["verdict"], measured, str(found.seeds), f"[{name}](results/{name}.md)")
     return bar(cells)
 
 

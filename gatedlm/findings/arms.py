@@ -10,7 +10,7 @@ from rich import table as terminal
 
 from gatedlm.findings.finding import Row, Table, minus
 from gatedlm.findings.judge import judge, spread
-from gatedlm.findings.page import cell
+from gatedlm.findings.page import cell, interval
 from gatedlm.report.names import FIGURES
 
 LOWERED = ("val/loss", "f_attn_fixed_first", "f_attn_dormant", "m_act")  # what the paper's gate makes smaller
@@ -56,5 +56,4 @@ def _values(arms: Table, label: str, key: str) -> dict[int, float]:
 def _against(base: Mapping[int, float], values: Mapping[int, float]) -> tuple[str, str, str, str]:
     below = minus(base, values)
     found = spread(below)
-    interval = f"{found.low:.3g} to {found.high:.3g}" if found.seeds > 1 else "-"
-    return cell(values, ".3g"), f"{found.mean:.3g}" if found.seeds else "-", interval, judge(below)
+    return cell(values, ".3g"), f"{found.mean:.3g}" if found.seeds else "-", interval(found), judge(below)

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 
 from gatedlm.findings.finding import Claim, Finding, Row, Table, minus
-from gatedlm.findings.judge import RULE, judge, spread
+from gatedlm.findings.judge import RULE, Spread, judge, spread
 from gatedlm.report.drawing import DRAWING
 from gatedlm.report.layout import page, pre, section
 from gatedlm.report.layout import table as html_table
@@ -153,13 +153,17 @@ def cell(values: Mapping[int, float], style: str) -> str:
     return f"{found.mean:{style}}" + (f" ± {found.sd:{style.replace('+', '')}}" if found.seeds > 1 else "")
 
 
+def interval(found: Spread) -> str:
+    """The ends of the 90 % interval, which a single seed does not have."""
+    return f"{found.low:.3g} to {found.high:.3g}" if found.seeds > 1 else "-"
+
+
 def _claims(finding: Finding, table: Table) -> Grid:
     lines = []
     for claim in finding.claims:
         support = _support(claim, table)
         found, by_seed = spread(support), ", ".join(f"{value:.3g}" for value in support.values())
-        interval = f"{found.low:.3g} to {found.high:.3g}" if found.seeds > 1 else "-"
-        lines.append([claim.text, f"**{judge(support)}**", by_seed or "-", interval, claim.unit, claim.expected])
+        lines.append([claim.text, f"**{judge(support)}**", by_seed or "-", interval(found), claim.unit, claim.expected])
     return Grid("Claims", ["claim", "verdict", "by seed", "90 % interval", "measured in", "expected from scale"], lines)
 
 
