@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from dataclasses import dataclass
@@ -29,6 +30,14 @@ def shipped(folder: str) -> Path:
     return inside if inside.is_dir() else package.parent / folder
 
 
+def expanded(path: str) -> str:
+    """A path that a person wrote, with homes for ~ and ~USER. ValueError for a user who has none here."""
+    found = os.path.expanduser(path)
+    if found.startswith("~"):
+        raise ValueError(f"{path}: there is no home of {path.split('/')[0]} here, write the path in full")
+    return found
+
+
 def choices(group: str = "") -> list[str]:
     """Names that ``group=`` takes; without a group the ready recipes."""
     return sorted(path.stem for path in (shipped("recipes") / group).glob("*.yaml"))
@@ -43,7 +52,7 @@ def recipes() -> list[Entry]:
 def usage() -> str:
     """How a run is asked for, the words there are, and the ready recipes, as wide as the terminal: 60 to 100."""
     groups = [_hanging(f"  {group + '=':<9}", ", ".join(choices(group))) for group in GROUPS]
-    ready = [_hanging(f"  {e.name:<17}", f"{e.shows} ({e.runs_on}, {e.takes})") for e in recipes()]
+    ready = [_hanging(f"  {e.name:<20}", f"{e.shows} ({e.runs_on}, {e.takes})") for e in recipes()]
     words = "a,b trains one run for each, a+b puts gates together, recipe=path/to/file.yaml takes your own file"
     return "\n".join(
         (

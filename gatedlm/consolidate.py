@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from gatedlm.catalogue import expanded
+
 USAGE = """\
 usage: python -m gatedlm.consolidate run=RUN [out=FOLDER] [shard=GIGABYTES]
 
@@ -34,14 +36,14 @@ def _consolidate(words: list[str]) -> None:
             raise ValueError(f"{word}={value}: write run=RUN, out=FOLDER or shard=GIGABYTES")
     if "run" not in given:
         raise ValueError("which run? write run=runs/NAME")
-    run = Path(given["run"]).expanduser()
+    run = Path(expanded(given["run"]))
     size = _bytes(given.get("shard", "4"))
     if not (run / "recipe.yaml").exists():
         raise ValueError(f"run={run}: not the folder of a run, it has no recipe.yaml")
 
     from gatedlm.training.weights import consolidate
 
-    for file in consolidate(run, Path(given.get("out", run)).expanduser(), size):
+    for file in consolidate(run, Path(expanded(given.get("out", given["run"]))), size):
         print(file)
 
 

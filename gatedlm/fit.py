@@ -68,7 +68,7 @@ def _point(run: Run) -> None:
 
 def _one(run: Run) -> dict[str, Any]:
     from gatedlm.training.run import Stopped, train
-    from gatedlm.training.strategy import is_first_rank
+    from gatedlm.training.strategy import is_first_rank, lacks_memory
 
     console = _console()
     try:
@@ -80,21 +80,13 @@ def _one(run: Run) -> dict[str, Any]:
     except (MemoryError, RuntimeError) as error:
         if run.recipe.trainer.devices * run.recipe.trainer.nodes > 1 and _lost_a_rank(error):
             raise ValueError("another process of this run was killed or ended: the same command goes on") from None
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         size, data = run.recipe.model.parameters().total, run.recipe.data
         raise ValueError(
             f"{size:,} parameters, data.batch={data.batch} and data.context={data.context} need more memory than there "
             "is: lower the model's sizes, trainer.micro_batch or data.context"
         ) from None
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Whether memory ran out, whichever library noticed; torch says it of a CPU in a bare RuntimeError."""
-    from torch import OutOfMemoryError
-
-    said = "can't allocate memory" in str(error) or "Storage size calculation overflowed" in str(error)
-    return said or isinstance(error, MemoryError | OutOfMemoryError)
 
 
 def _lost_a_rank(error: Exception) -> bool:

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gatedlm.catalogue import GROUPS, choices, shipped
+from gatedlm.catalogue import GROUPS, choices, expanded, shipped
 from gatedlm.loss import LossSpec
 from gatedlm.model.kernels import multiplies_bf16
 from gatedlm.model.lm import ModelSpec
@@ -190,6 +190,10 @@ def _refusals(recipe: Recipe) -> list[tuple[bool, str]]:
             f"name={recipe.name}: the name of a folder, say where that lies by out=FOLDER",
         ),
         (
+            data.path is not None and data.corpus != "files",
+            f"data.path={data.path}: data.corpus={data.corpus} reads no files of yours, add data=files",
+        ),
+        (
             model.vocab < data.vocab,
             f"model.vocab={model.vocab} is less than data.vocab={data.vocab}: "
             "leave model.vocab out to let it follow, or make it larger",
@@ -218,18 +222,18 @@ class Run:
     label: str
 
 
-def load(words: list[str]) -> list[Run]:
+def load(words: list[str], auto: str | None = None) -> list[Run]:
     """The runs that ``recipe=NAME [group=NAME ...] [key=value ...]`` asks for; the last swept word varies fastest.
 
     Groups are laid over the recipe in the order of ``GROUPS``, then keys as given; of two equal keys the later wins.
-    Raises ValueError: one line that says what to type instead.
+    ``auto`` is what trainer.precision=auto becomes, without it what suits this machine. Raises ValueError: one line that says what to type instead.
     """
     options = [_options(word) for word in words]
     swept = [len(several) > 1 for several in options]
     runs: dict[str, Run] = {}
     for choice in itertools.product(*options):
         label = " ".join(itertools.compress(choice, swept))
-        recipe = _compose(choice, sweeping=any(swept))
+        recipe = _compose(choice, any(swept), auto)
         if recipe.name in runs:
             raise ValueError(f"{label}: the same run as {runs[recipe.name].label}, drop one of them")
         runs[recipe.name] = Run(recipe, choice, label)
@@ -271,7 +275,7 @@ def _options(word: str) -> list[str]:
     return [f"{key}={part}" for part in parts]
 
 
-def _compose(words: tuple[str, ...], sweeping: bool) -> Recipe:
+def _compose(words: tuple[str, ...], sweeping: bool, auto: str | None) -> Recipe:
     pairs = [word.split("=", 1) for word in words]
     picks = {key: text for key, text in pairs if key in ("recipe", "from", *GROUPS)}
     if "recipe" not in picks:
@@ -283,7 +287,7 @@ def _compose(words: tuple[str, ...], sweeping: bool) -> Recipe:
     for key, text in pairs:
         if key not in picks:
             _put(raw, key, _value(key, text))
-    recipe = _build(raw)
+    recipe = _build(raw, auto)
     if recipe.name and not sweeping:
         return recipe
     return named(recipe, recipe.name or re.sub(r"\.ya?ml$", "", Path(picks["recipe"]).name))
@@ -504,7 +508,7 @@ def _schema() -> Any:
     return OmegaConf.structured(Recipe)
 
 
-def _build(raw: Any) -> Recipe:
+def _build(raw: Any, auto: str | None = None) -> Recipe:
     if OmegaConf.select(raw, "model.vocab") is None:
         OmegaConf.update(raw, "model.vocab", OmegaConf.select(raw, "data.vocab", default=DataSpec.vocab))
     rope = OmegaConf.select(raw, "model.rope", default={})
@@ -512,11 +516,13 @@ def _build(raw: Any) -> Recipe:
         context = OmegaConf.select(raw, "data.context", default=DataSpec.context)
         OmegaConf.update(raw, "model.rope.original", int(context / max(1, rope.get("factor", 1))))
     recipe: Any = OmegaConf.to_object(OmegaConf.merge(_schema(), raw))
-    return replace(recipe, out=os.path.expanduser(recipe.out), trainer=_resolved(recipe.trainer))
+    return replace(recipe, out=expanded(recipe.out), trainer=_resolved(recipe.trainer, auto))
 
 
-def _resolved(trainer: TrainerSpec) -> TrainerSpec:
-    if trainer.precision != "auto":
-        return trainer
+def _resolved(trainer: TrainerSpec, auto: str | None) -> TrainerSpec:
+    return replace(trainer, precision=auto or _suited(trainer)) if trainer.precision == "auto" else trainer
+
+
+def _suited(trainer: TrainerSpec) -> str:
     found = None if trainer.accelerator == "cpu" else torch.accelerator.current_accelerator(check_available=True)
-    return replace(trainer, precision="bf16" if multiplies_bf16(found.type if found else "cpu") else "fp32")
+    return "bf16" if multiplies_bf16(found.type if found else "cpu") else "fp32"

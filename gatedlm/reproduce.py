@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import math
+import os
 import shlex
+import signal
 import sys
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gatedlm.findings import NAMES, find
+from gatedlm.findings import LONG, NAMES, find
+from gatedlm.studies.words import folder
 
 if TYPE_CHECKING:  # imported where it is used: usage and a wrong word answer before torch is loaded
     from rich.console import Console
@@ -22,15 +27,16 @@ USAGE = """\
 usage: python -m gatedlm.reproduce NAME [key=value ...]
 
 {names}
-  all        all of them, each run trained once; list prints these names
+  all        all but table5 and spikes, the long ones, each run trained once; list prints these names
 
   scale=tiny    tiny: two CPU cores; small: one GPU; medium: eight; full: the paper's size and schedule
   seeds=1       seeds 0 to N-1; a claim gets its verdict from two on, better three
   workers=1     runs side by side, each with its share of the cores or GPUs
-  arch=         dense or moe, where the finding does not leave the choice to the paper
+  arch=         dense or moe in place of the finding's own, if its rows fit that
   rates=        learning rates of stability and table2, such as 3e-3,3e-2
   rows=         a part of the rows, by their labels
-  out=results   where NAME-SCALE.md, .json and .html go; runs=runs where the runs lie
+  out=results   where NAME-SCALE.md, .json and .html go; runs=runs where the runs lie. With other words or rows they are
+                called -changed-HASH, and -part where a result of more runs has the name already
   dry=true      only say what would be trained and about how long it takes
   KEY=VALUE     any key of a recipe, for all rows alike
 
@@ -51,13 +57,13 @@ class Order:
     rows: tuple[str, ...] = ()
     out: Path = Path("results")
     dry: bool = False
-    further: list[str] = field(default_factory=list)
+    further: list[str] = field(default_factory=lambda: ["out=runs"])
     parts: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Plan:
-    """One finding with the run of each row and seed."""
+    """One finding, all its rows, and the run of each row and seed that was asked for."""
 
     finding: Finding
     architecture: str
@@ -66,25 +72,31 @@ class Plan:
 
 
 def main(words: list[str]) -> None:
-    """Train what is missing, write the results, print where; exit status 2 with one line for what can't be done."""
-    if not words or {"-h", "--help"} & set(words) or words == ["list"]:
-        print(USAGE.format(names="\n".join(f"  {name:<10} {text}" for name, text in NAMES.items())))
-        return
+    """Train what is missing, write the results, print where.
+
+    Exit status 2 with one line for what cannot be done; 128 + N after signal N.
+    """
     try:
-        _reproduce(_order(words), f"python -m gatedlm.reproduce {shlex.join(words)}")
+        if not words or {"-h", "--help"} & set(words) or words == ["list"]:
+            names = "\n".join(f"  {name:<10} {text}" for name, text in NAMES.items())
+            print(USAGE.format(names=names), flush=True)
+        else:
+            _reproduce(_order(words), f"python -m gatedlm.reproduce {shlex.join(words)}")
+    except BrokenPipeError:  # whoever read has enough; what is still buffered must not be written at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError) as error:
         print(*str(error).splitlines(), file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:  # the sweep says by which signal
         print("stopped, all is saved: the same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(128 + next(iter(stopped.args), signal.SIGINT)) from None
 
 
 def _order(words: list[str]) -> Order:
     name, *rest = words
     _known("finding", name, (*NAMES, "all"))
-    order = Order([*NAMES] if name == "all" else [name])
-    order.further = ["out=runs"]
+    order = Order([n for n in NAMES if n not in LONG] if name == "all" else [name])
     for word in rest:
         key, _, value = word.partition("=")
         if not value:
@@ -98,6 +110,8 @@ def _order(words: list[str]) -> Order:
             raise ValueError(f"{word!r}: the rows of a finding choose that, change other keys or train runs by fit")
         else:
             order.further.append(word)
+    if order.rows and name == "all":
+        raise ValueError(f"rows={','.join(order.rows)}: each finding has rows of its own, name one in place of all")
     return order
 
 
@@ -128,16 +142,9 @@ def _rates(key: str, value: str) -> tuple[str, tuple[float, ...]]:
         rates = tuple(sorted({float(part) for part in value.split(",")}))
     except ValueError:
         rates = ()
-    if not rates or rates[0] <= 0 or rates[-1] == float("inf"):
+    if not rates or not all(0 < rate < math.inf for rate in rates):
         raise ValueError(f"rates={value}: learning rates above 0 with commas between, such as 3e-3,3e-2")
     return key, rates
-
-
-def _out(key: str, value: str) -> tuple[str, Path]:
-    place = Path(value).expanduser()
-    if place.exists() and not place.is_dir():
-        raise ValueError(f"{key}={value}: a file, give the folder that results go to")
-    return key, place
 
 
 def _dry(key: str, value: str) -> tuple[str, bool]:
@@ -152,7 +159,7 @@ READ: dict[str, Any] = {
     "arch": _arch,
     "rates": _rates,
     "rows": lambda key, value: (key, tuple(value.split(","))),
-    "out": _out,
+    "out": lambda key, value: (key, folder(key, value)),
     "dry": _dry,
 }
 
@@ -169,6 +176,8 @@ def _reproduce(order: Order, command: str) -> None:
     if order.dry:
         _print_plan(plans, runs, order, scale, console)
         return
+    _writable("out", order.out)
+    _writable("runs", Path(next(iter(runs.values())).recipe.out))
     problems = sweep([*runs.values()], order.workers, console)
     for plan in plans:
         console.print(_write(plan, order, command), soft_wrap=True, highlight=False)
@@ -178,26 +187,59 @@ def _reproduce(order: Order, command: str) -> None:
         raise SystemExit(2)
 
 
+def _writable(key: str, place: Path) -> None:
+    """Make a folder and write in it, before hours of training are lost for it; ValueError where that can't be done."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise ValueError(f"{key}={place}: cannot write there ({error.strerror}), give another folder") from None
+
+
 def _plan(found: Finding, order: Order, scale: Scale) -> Plan:
     from gatedlm.findings.finding import resolve
 
-    architecture = order.arch if order.arch and found.architecture != "backcopy" else found.architecture
-    rows = found.rows(scale, order.rates)
-    if order.rows:
-        labels = [row.label for row in rows]
-        for label in order.rows:
-            _known("row", label, labels)
-        asked = [row for row in rows if row.label in order.rows]
-        begun = (row.origin.label for row in asked if row.origin)
-        wanted = {labels[0], *order.rows, *(row.against for row in asked), *begun}
-        rows = [row for row in rows if row.label in wanted]
-    words = tuple(order.further)
+    every = found.rows(scale, order.rates)
+    if order.rates and [row.label for row in every] == [row.label for row in found.rows(scale, (math.inf,))]:
+        raise ValueError(f"rates=: the rows of {found.name} are not made of learning rates, leave it out")
+    rows, words = _asked(every, order.rows), tuple(order.further)
+    architecture = _architecture(found, rows, order.arch, scale)
     runs = {row.label: resolve(row, scale, architecture, order.seeds, words) for row in rows}
     if words[1:] and _apart(runs) < _apart({row.label: resolve(row, scale, architecture, 1) for row in rows}):
         raise ValueError(
             f"{' '.join(words[1:])}: some rows differ in just that; change other keys or train runs by fit"
         )
-    return Plan(found, architecture, rows, runs)
+    return Plan(found, architecture, every, runs)
+
+
+def _asked(rows: list[Row], labels: tuple[str, ...]) -> list[Row]:
+    """The rows of these labels and those they are compared with or begin with; without labels all."""
+    for label in labels:
+        _known("row", label, [row.label for row in rows])
+    asked = [row for row in rows if row.label in labels]
+    begun = (row.origin.label for row in asked if row.origin)
+    wanted = {rows[0].label, *labels, *(row.against for row in asked), *begun}
+    return [row for row in rows if row.label in wanted] if labels else rows
+
+
+def _architecture(found: Finding, rows: list[Row], arch: str, scale: Scale) -> str:
+    """That of ``arch``, without it the finding's own; ValueError where it leaves no choice or a row cannot be made."""
+    if not arch:
+        return found.architecture
+    if found.architecture == "backcopy":
+        raise ValueError(f"arch={arch}: the model of {found.name} is one attention layer, leave it out")
+    if misfits := [row.label for row in rows if not _fits(row, arch, scale)]:
+        raise ValueError(f"arch={arch}: {found.name} cannot have {', '.join(misfits)} then, name other rows by rows=")
+    return arch
+
+
+def _fits(row: Row, arch: str, scale: Scale) -> bool:
+    from gatedlm.findings.finding import resolve
+
+    try:
+        return bool(resolve(row, scale, arch, 1))
+    except ValueError:
+        return False
 
 
 def _apart(runs: dict[str, dict[int, Run]]) -> int:
@@ -221,9 +263,11 @@ def _write(plan: Plan, order: Order, command: str) -> str:
         "scale": order.scale,
         "architecture": plan.architecture,
         "seeds": [*range(order.seeds)],
-        "words": [*order.parts, *(word for word in order.further if not word.startswith("out="))],
+        "words": [*order.parts, *order.further[1:]],
     }
-    return f"{plan.finding.name}: {write(plan.finding, Table(plan.rows, found), about, order.out)}"
+    path = write(plan.finding, Table(plan.rows, found), about, order.out)
+    beside = ", beside a result of more runs, which stays" if path.stem.endswith("-part") else ""
+    return f"{plan.finding.name}: {path}{beside}"
 
 
 def _print_plan(plans: list[Plan], runs: dict[str, Run], order: Order, scale: Scale, console: Console) -> None:

@@ -28,15 +28,22 @@ def main() -> None:
 
 
 def findings() -> str:
-    """Claims that are expected at the scale they were measured at, a line each, and a count of the others."""
-    read = [json.loads(file.read_text()) for name in NAMES for file in sorted(HERE.glob(f"{name}-*.json"))]
-    found = [content for content in read if not content["words"]]  # the findings' own settings, all rows
+    """Claims that are expected at the scale they were measured at, a line each, and a count of the others.
+
+    A measurement that several findings make stands once.
+    """
+    files = [HERE / f"{name}-{scale}.json" for name in NAMES for scale in SCALES]  # of the findings' own settings
+    found = [json.loads(file.read_text()) for file in files if file.exists()]
     if not found:
         return ""
     lines = ["| claim | verdict | mean, 90 % interval | seeds | measured by |", "|---|---|---|---|---|"]
     others: Counter[str] = Counter()
+    seen = []
     for content in found:
         for claim in content["claims"]:
+            if claim["support"] in seen and any(claim["support"].values()):
+                continue
+            seen.append(claim["support"])
             if SCALES.index(claim["expected"]) > SCALES.index(content["scale"]):
                 others[claim["verdict"]] += 1
             else:

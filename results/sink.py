@@ -25,14 +25,15 @@ DORMANT, ACTIVE = "f_attn_dormant", "f_attn_active"
 def main(folder: Path) -> None:
     """Left: attention on the first token over training; right: where it ends, seed by seed."""
     runs = _runs(folder)
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.6), layout="constrained")
     curves, ends = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     for arm, (label, colour) in ARMS.items():
         _curves(curves, runs[arm], f"{label}, {len(runs[arm])} seeds", colour)
-    curves.axhline(_uniform(64), color="grey", linestyle=":", linewidth=1)
-    curves.text(1500, _uniform(64), "uniform attention", color="grey", fontsize=8, ha="right", va="bottom")
-    curves.set(xlabel="step", ylabel="attention on the first token", ylim=(0, None), title="dormant queries")
-    curves.legend(frameon=False)
+    for axes in (curves, ends):
+        axes.axhline(_uniform(64), color="black", linestyle=":", linewidth=1.2, label="an even spread")
+    curves.set(xlabel="step", ylabel="share of attention on the first token", title="dormant queries")
+    curves.set_ylim(-0.01, 0.72)  # the legend above the curves, marks at 0 whole
+    curves.legend(frameon=False, loc="upper left")
     _ends(ends, runs)
     for axes in (curves, ends):
         axes.spines[["top", "right"]].set_visible(False)
@@ -66,7 +67,7 @@ def _ends(axes: Axes, runs: dict[str, list[Path]]) -> None:
         axes.scatter([place] * len(finals), [final[DORMANT] for final in finals], color=colour, s=24)
         axes.scatter([place + 0.25] * len(finals), [final[ACTIVE] for final in finals], color=colour, s=24, marker="x")
     axes.set_xticks([place + 0.12 for place in range(len(ARMS))], [label for label, _ in ARMS.values()])
-    axes.set(title="at the end, ● dormant, × active", xlim=(-0.4, len(ARMS) - 0.3))
+    axes.set(title="at the end: ● dormant, × active", xlabel="gate", xlim=(-0.4, len(ARMS) - 0.3))
 
 
 def _uniform(context: int) -> float:

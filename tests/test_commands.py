@@ -81,6 +81,7 @@ def test_the_same_command_says_that_it_is_finished(call: Callable[..., Done]) ->
         (["recipe=sink", "model.heads=3", "model.kv_heads=2"], "model.heads=3"),
         (["recipe=quickstart", "data.corpus=files", "data.path=nowhere.txt", *QUICK], "nowhere.txt"),
         (["recipe=sink", "out=file", *QUICK], "out="),
+        (["recipe=sink", "out=~nosuchuser/x", *QUICK], "no home of ~nosuchuser"),
         (["recipe=sink", "trainer.devices=3", "trainer.accelerator=cpu", *QUICK], "data.batch"),
     ],
 )

@@ -187,7 +187,8 @@ def test_long_texts_are_cut_at_line_ends() -> None:
 
 def test_cards_groups_and_readme_agree() -> None:
     readme = (shipped("data") / "README.md").read_text()
-    assert set(cards()) == {"stdlib", "needles", "files", "tinystories", "fineweb_edu", "backcopy"}
+    larger = {"fineweb_edu_all", "fineweb_edu_score_2"}
+    assert set(cards()) == {"stdlib", "needles", "files", "tinystories", "fineweb_edu", "backcopy", *larger}
     for name, one in cards().items():
         assert f"| `{name}` |" in readme and one.licence in readme
         group = shipped("recipes") / "data" / f"{name}.yaml"

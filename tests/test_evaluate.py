@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -15,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from gatedlm.data import tokenizer as tokens_of
 from gatedlm.evaluate import main
-from gatedlm.evaluation import session
+from gatedlm.evaluation import session, tasks
 from gatedlm.evaluation.reader import Reader
 from gatedlm.hub import open_model
 from gatedlm.model.gate import GateSpec
@@ -223,6 +224,9 @@ def test_rows_keep_their_right_end_and_the_first_token(here: Path) -> None:
     spaced = reader.pair("Line 1 ", "of a")
     assert spaced.ids[spaced.start :] == reader.encode("Line 1 of a")[len(reader.encode("Line 1")) :]
     assert reader.pair("", "of a") == ([0, *reader.encode("of a")], 1, False)
+    whole = reader.encode("Line")
+    assert len(reader.encode("Lin")) >= len(whole), "the last letter is within the last token"
+    assert reader.pair("Lin", "e") == ([0, *whole], len(whole), False)
     assert reader.prompt(TEXT, 4) == ([0, *reader.encode(TEXT)[-5:]], 6, True)
 
 
@@ -296,6 +300,57 @@ def test_what_is_finished_is_not_measured_again(here: Path, monkeypatch: pytest.
     assert opened == ["plain", "gated", "plain"], "other words, other figures"
 
 
+def test_a_broken_models_figures_are_told_every_time(here: Path) -> None:
+    """A perplexity beyond all numbers, without a warning; JSON has no word for it."""
+    file = here / "plain" / "model.safetensors"
+    save_file({name: tensor * (1e5 if name == "head.weight" else 1) for name, tensor in load_file(file).items()}, file)
+    for _ in range(2):
+        told = figures("run=plain,gated", "tasks=perplexity")["perplexity", "text", "perplexity"]
+        assert told["by_model"]["plain"] == {"value": None, "error": None}
+        assert told["by_model"]["gated"]["value"] > 1
+
+
+def test_memory_that_runs_out_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nats(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("of all there is\n")
+
+    monkeypatch.setattr(Reader, "nats", nats)
+    with pytest.raises(SystemExit, match="2"):
+        main(["run=gated", "tasks=choice.yaml"])
+    assert capsys.readouterr().err.strip() == "choice: more memory than there is: lower batch=, context= or lengths="
+
+
+def test_without_a_network_one_line_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(*arguments: Any, **keys: Any) -> None:
+        assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING), "it says each retry"
+        raise ConnectionError("Couldn't reach the Hub\nsaid at length")
+
+    logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
+    monkeypatch.setattr(tasks, "load_dataset", load_dataset)
+    with pytest.raises(SystemExit, match="2"):
+        main(["run=gated", "tasks=hellaswag"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Rowan/hellaswag from the Hub (Couldn't reach the Hub); check name and network" in line
+
+
+def test_runs_that_a_hash_tells_apart_are_called_by_their_words(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"gated": ["recipe=sink", "gate=sdpa-elementwise", "seed=1", "out=there"], "plain": ["recipe=sink"]}
+    for name, asked_for in words.items():
+        file = here / name / "recipe.yaml"
+        file.write_text(file.read_text().replace(f"name: {name}", f"name: sink-{name.encode().hex()[:8]}"))
+        (here / name / "ledger.json").write_text(json.dumps({"overrides": asked_for}))
+    told = figures("run=gated,plain", "tasks=choice.yaml")["choice", "", "acc"]
+    assert [*told["by_model"]] == ["sink gate=sdpa-elementwise seed=1", "sink"]
+    assert "sink-" not in capsys.readouterr().out and (here / "evaluation" / f"sink-{b'plai'.hex()}").is_dir()
+    (here / "plain" / "ledger.json").write_text(json.dumps({"overrides": words["gated"]}))
+    told = figures("run=gated,plain", "tasks=choice.yaml")["choice", "", "acc"]
+    assert [*told["by_model"]] == ["gated", "plain"], "the same words, as of another version"
+
+
 def test_another_rope_is_another_model(here: Path) -> None:
     words = ["run=gated", "tasks=perplexity", "context=64"]
     trained = figures(*words)
@@ -312,7 +367,10 @@ REFUSED = [
     (["run=gated", "tasks=perplexity", "data.path=nowhere.txt"], "nowhere.txt: no file there"),
     (["run=gated", "tasks=positions", "lengths=99999"], "lengths=99999: the longest document"),
     (["run=gated", "tasks=qa"], "passages=FILE"),
-    (["run=gated", "tasks=qa", "passages=exact.json"], "a row without text"),
+    (
+        ["run=gated", "tasks=qa", "passages=exact.json"],
+        "passages=exact.json, item 1: text, question and answer are texts",
+    ),
     (["run=gated", "tasks=choice.yaml", "shots=7"], "the pool holds only 6 other items"),
     (["run=gated", "tasks=needle", "lengths=20"], "too short for needle"),
     (["run=gated", "tasks=perplexity", "model.rope.factor=2"], "add model.rope.scaling=yarn"),
@@ -327,9 +385,9 @@ def test_what_cannot_be_is_said_in_one_line(
     words: list[str], says: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "lm-eval" in words[1]:
-        tasks: Any = pytest.importorskip("lm_eval.tasks")
-        manager = tasks.TaskManager(include_defaults=False)  # reading all that it ships takes most of a minute
-        monkeypatch.setattr(tasks, "TaskManager", lambda **_: manager)
+        theirs: Any = pytest.importorskip("lm_eval.tasks")
+        manager = theirs.TaskManager(include_defaults=False)  # reading all that it ships takes most of a minute
+        monkeypatch.setattr(theirs, "TaskManager", lambda **_: manager)
     (here / "base.yaml").write_text("unsafe_code: true\n")
     (here / "code.yaml").write_text("task: code\ninclude: base.yaml\n")
     with pytest.raises(SystemExit) as ended:

@@ -197,7 +197,7 @@ def test_every_key_has_a_default():
 def test_values_are_read_by_type():
     recipe = one(
         "optim.lr=1e-3", "trainer.steps=3_000", "optim.betas=[0.8,0.99]", "data.documents=true", "name=007", "seed=5",
-        "data.path=a b: c", "data.text_field='x,y'", "data.tokenizer=null", "optim.clip=2",
+        "data=files", "data.path=a b: c", "data.text_field='x,y'", "data.tokenizer=null", "optim.clip=2",
     )  # fmt: skip
     assert (recipe.optim.lr, recipe.trainer.steps, recipe.optim.betas) == (0.001, 3000, (0.8, 0.99))
     assert (recipe.data.documents, recipe.name, recipe.seed, recipe.optim.clip) == (True, "007", 5, 2.0)
@@ -359,6 +359,7 @@ MISTAKES = {
     "model.gates=[{activation: rmsnorm}]": "rmsnorm normalises Y itself: use combine=replace source=self",
     "model.kv_heads=3": "model.heads=2 is not a multiple of model.kv_heads=3",
     "gate=sdpa-silu+sdpa-headwise": "two gates at sdpa",
+    "data.path=notes": "data.path=notes: data.corpus=stdlib reads no files of yours, add data=files",
 }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -14,13 +16,16 @@ from typing import Any
 import pytest
 import torch
 
+from gatedlm.evaluation.jobs import jobs_of
 from gatedlm.evaluation.longcontext import needles, parts
 from gatedlm.evaluation.perplexity import counting, windows
 from gatedlm.evaluation.reader import Row, Told, batches
 from gatedlm.evaluation.score import difference, ratio
-from gatedlm.evaluation.scorers import extracted, score
-from gatedlm.evaluation.tasks import TaskSpec, load_task
+from gatedlm.evaluation.scorers import score
+from gatedlm.evaluation.tasks import TaskSpec, extracted, load_task, records
+from gatedlm.evaluation.text import choose
 from gatedlm.evaluation.words import asked, shipped
+from gatedlm.recipe import DataSpec, Recipe
 
 Write = Callable[..., str]
 
@@ -50,6 +55,14 @@ def test_a_ratio_weighs_items_and_its_error_is_the_jackknifes() -> None:
     assert told.error == pytest.approx(jackknife, rel=0.2)
     assert grown.value == pytest.approx(math.exp(54.5 / 26)) and told.error
     assert grown.error == pytest.approx(told.error * grown.value)
+
+
+def test_a_figure_beyond_all_numbers_is_told_without_an_error() -> None:
+    """Warnings are errors here."""
+    told, near = (ratio("", "perplexity", [one, 2.0], [1, 1], exponential=True) for one in (1e5, 1400.0))
+    assert (told.value, told.error, told.influences) == (math.inf, None, [])
+    assert math.isfinite(near.value) and near.value > 1e300 and near.error and near.error > 1e300
+    assert difference(near, told) == (math.inf, None) and difference(told, told)[1] is None
 
 
 def test_differences_are_paired_by_items() -> None:
@@ -233,6 +246,7 @@ def test_an_item_is_never_its_own_shot(tmp_path: Path) -> None:
 
 
 GOOD = {"kind": "exact", "prompt": "{{ q }}", "answer": "{{ a }}"}
+CHOICE = {"kind": "choice", "answer": "0"}
 
 
 @pytest.mark.parametrize(
@@ -241,24 +255,123 @@ GOOD = {"kind": "exact", "prompt": "{{ q }}", "answer": "{{ a }}"}
         ({"promt": "x"}, r"unknown key in .*mine.yaml 'promt': did you mean prompt"),
         ({"kind": "choices"}, r"kind is one of choice, exact, completion"),
         ({"kind": "choice"}, r"choice alone has the key choices"),
-        ({"shots": "two"}, r"shots holds 'two', expected a int"),
-        ({"pattern": "(a"}, r"pattern=\(a: missing \)"),
+        ({"answer": 0}, r"mine.yaml: answer holds 0, write a text in quotes"),
+        ({"shots": "two"}, r"shots holds 'two', write a whole number"),
+        ({"shots": True}, r"shots holds True, write a whole number"),
+        ({"shots": -1}, r"mine.yaml: shots=-1: must be a whole number from 0 up"),
+        ({"tokens": 0}, r"mine.yaml: tokens=0: must be a whole number from 1 up"),
+        ({"tokens": -5}, r"tokens=-5: must be"),
+        ({"stop": "x"}, r"stop holds 'x', write a list of texts"),
+        ({"stop": [1]}, r"stop holds \[1\], write a list of texts"),
+        ({"stop": ["x", ""]}, r"stop holds an empty text, which would end every answer at once"),
+        ({"pattern": "(a"}, r"mine.yaml: no pattern, \(a: missing \)"),
+        ({"pattern": "(a{99999999999})"}, r"no pattern, .*repetition number is too large"),
         ({"pattern": "a"}, r"mark the answer by one group"),
+        ({"pattern": "b|(c)"}, r"item 1: answer 'b' is empty or no match for the pattern"),
+        ({"ignore": ["b"]}, r"item 1: answer 'b' is empty or no match for the pattern"),
+        ({"ignore": ["("]}, r"no pattern, \(: missing \)"),
+        ({"ignore": [1]}, r"ignore holds \[1\], write a list of texts"),
+        ({"clean": [["[", ""]]}, r"no pattern, \[: unterminated"),
+        ({"clean": [["a"]]}, r"clean holds \['a'\], write \[pattern, replacement\]"),
+        ({"clean": [["a", "\\9"]]}, r"item 1: invalid group reference 9"),
         ({"prompt": "{{ question }}"}, r"mine.yaml: item 1: 'question' is undefined; its fields are q, a"),
         ({"prompt": "{{ q "}, r"a template is wrong"),
         ({"prompt": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}, r"access to attribute '__class__'"),
         ({"pattern": "([0-9]+)"}, r"item 1: answer 'b' is empty or no match for the pattern"),
+        ({"prompt": "{{ 1 / 0 }}"}, r"item 1: division by zero; its fields are q, a"),
+        ({"prompt": "{{ range(10**9) | list }}"}, r"item 1: Range too big"),
+        ({"prompt": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}, r"item 1: maximum recursion depth exceeded"),
+        ({"prompt": "{{ q.none or none }}"}, r"item 1: .*no attribute"),
+        ({"prompt": "{{ none }}"}, r"item 1: null where a text should stand"),
+        ({"prompt": "\ud83e {{ q }}"}, r"item 1: .*surrogates not allowed"),
+        (CHOICE | {"choices": ["x", "y"]}, r"choices holds \['x', 'y'\], write a text in quotes"),
+        (CHOICE | {"choices": "q"}, r"item 1: choices gives 'a', write what gives a list, such as \['yes'"),
+        (CHOICE | {"choices": "of"}, r"item 1: 'of' is undefined"),
+        (CHOICE | {"choices": "[q]"}, r"item 1: answer 0 of 1 choices: .* of two or more"),
+        (CHOICE | {"choices": "[q, a]", "answer": "true"}, r"item 1: answer True of 2 choices: an index from 0 on"),
+        (CHOICE | {"choices": "[q, a]", "answer": "1e999"}, r"item 1: name 'inf' is not defined"),
+        (CHOICE | {"choices": "[q, none]"}, r"item 1: null where a text should stand"),
+        ({"items": ["path"]}, r"items holds \['path'\], write texts by name, such as {path: FILE}"),
+        ({"items": 5}, r"items holds 5, write texts by name"),
+        ({"items": {"path": 5}}, r"items holds {'path': 5}, write texts by name"),
+        ({"items": {"path": None}}, r"items holds {'path': None}, write texts by name"),
+        ({"items": {"path": "~nosuchuser/x.json"}}, r"there is no home of ~nosuchuser here"),
+        ({"items": {"path": "items.json", "split": "test"}}, r"items and pool lie somewhere"),
         ({"items": {"file": "x"}}, r"did you mean path|write path="),
         ({"items": {"path": "nowhere.json"}}, r"nowhere.json: No such file"),
         ({"items": {"split": "test"}}, r"items and pool lie somewhere"),
         ({"base": "mmul"}, r"base=mmul: one of ceval"),
+        ({"base": ["mmlu"]}, r"base=\['mmlu'\]: one of ceval"),
         ({"group": "of"}, r"no field of in an item, but q, a"),
     ],
 )
 def test_what_is_wrong_with_a_task_is_said(keys: dict[str, Any], says: str, tmp_path: Path) -> None:
-    path = task_of(tmp_path, [{"q": "a", "a": "b"}], **GOOD | keys)
-    with pytest.raises(ValueError, match=says):
+    assert re.search(says, refusal(task_of(tmp_path, [{"q": "a", "a": "b"}], **GOOD | keys)))
+
+
+def refusal(path: Path) -> str:
+    """The one line that says what is wrong with a task."""
+    with pytest.raises(ValueError) as caught:
         load_task(str(path))
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1: x", "unknown key in .*mine.yaml '1': write kind=, "),
+        ("kind", "not a task, it holds no keys"),
+        ("kind: !!bool x", "tasks=.*mine.yaml: not YAML"),
+        ("[" * 400, "tasks=.*mine.yaml: not YAML"),
+    ],
+)
+def test_what_is_no_task_is_said(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    assert re.search(says, refusal(tmp_path / "mine.yaml"))
+
+
+def test_a_line_of_jsonl_is_named_and_ends_at_a_line_end_alone(tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_text('\ufeff{"q": "a\u2028b"}\n\n{"q": "c"}\n', encoding="utf-8")
+    assert records(file) == [{"q": "a\u2028b"}, {"q": "c"}]
+    file.write_text('{"q": 1}\n{"q"}\n')
+    with pytest.raises(ValueError, match=r"items.jsonl: row 2: not JSON"):
+        records(file)
+
+
+PASSAGE = {"text": "A text.", "question": "What?", "answer": "text"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"text": None}, {"question": 5}, {"answer": ""}, {"answer": " \n"}, {"text": "\ud83e"}]
+)
+def test_passages_are_three_texts(change: dict[str, Any], tmp_path: Path) -> None:
+    found: Any = SimpleNamespace(recipe=Recipe())
+    words = asked(["run=a", "tasks=qa", f"passages={tmp_path / 'p.json'}"])
+    (tmp_path / "p.json").write_text(json.dumps([PASSAGE, PASSAGE]))
+    assert len(jobs_of(words, [found])) == 1
+    (tmp_path / "p.json").write_text(json.dumps([PASSAGE, PASSAGE | change]))
+    with pytest.raises(ValueError, match=r"^passages=.*p.json, item 2: text, question and answer are texts"):
+        jobs_of(words, [found])
+
+
+def test_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    keys = {"kind": "completion", "prompt": "{{ q }}", "answer": "b"}
+    (tmp_path / "other").mkdir()
+    files = [task_of(folder, [{"q": "a"}], **keys) for folder in (tmp_path, tmp_path / "other")]
+    found: Any = SimpleNamespace(recipe=Recipe())
+    with pytest.raises(ValueError, match="two go by one name"):
+        jobs_of(asked(["run=a", f"tasks={files[0]},{files[1]}"]), [found])
+
+
+def test_what_a_run_held_out_depends_on_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = DataSpec(corpus="files", path="own.jsonl", holdout=0.25)
+    assert choose(replace(own, path=str(tmp_path / "own.jsonl"), holdout=0.5), [own]) == (own, True)
+    assert choose(replace(own, path="other.jsonl"), [own]) == (replace(own, path="other.jsonl"), False)
+    with pytest.raises(ValueError, match=r"data=own.jsonl: a run was trained on it by other fields"):
+        choose(replace(own, domain_field="kind"), [own])
 
 
 def test_the_right_choice_is_one_of_them(tmp_path: Path) -> None:
@@ -281,6 +394,10 @@ def test_the_right_choice_is_one_of_them(tmp_path: Path) -> None:
         (["run=a", "tasks"], "lacks a value"),
         (["run=a", "tasks=needle", "count=0"], "count=0: must be a whole number from 1 up"),
         (["run=a", "tasks=needle", "lengths=128,x"], "lengths=x"),
+        (["run=a", "tasks=needle", "lengths=1048577"], "lengths=1048577: at most 1,048,576 tokens"),
+        (["run=a", "tasks=needle", "out=~nosuchuser/x"], "there is no home of ~nosuchuser here"),
+        (["run=a", "tasks=needle", f"out={__file__}"], "a file, give the folder"),
+        (["run=a", "tasks=perplexity", "data=stdlib", "data.path=a.txt"], "both say what to read"),
         (["run=a", "tasks=perplexity", "data.domain_field=kind"], "data.path=FILE, which is missing"),
         (["run=a", "tasks=needle", "allow_code_execution=yes"], "write true or leave it out"),
     ],
@@ -288,3 +405,7 @@ def test_the_right_choice_is_one_of_them(tmp_path: Path) -> None:
 def test_wrong_words_are_told(words: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says.replace("?", r"\?")):
         asked(words)
+
+
+def test_the_longest_length_is_allowed() -> None:
+    assert asked(["run=a", "tasks=needle", "lengths=1048576"]).lengths == [2**20]

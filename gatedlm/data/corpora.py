@@ -186,14 +186,15 @@ def _jsonl(path: Path, spec: DataSpec) -> Iterator[Document]:
                 if line.strip():
                     found = True
                     where = f"{path}, row {row}"
-                    yield _document(_record(line, where), where, spec)
+                    yield _document(parsed(line, where), where, spec)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}, after row {row}: the gzip data is cut short or damaged; fetch it again") from error
     if not found:
         raise ValueError(f"{path}: no rows; fill the file or leave it out of data.path")
 
 
-def _record(line: bytes, where: str) -> Any:
+def parsed(line: bytes, where: str) -> Any:
+    """What a line of JSON holds. ValueError, one sentence that begins with ``where``, for any other line."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

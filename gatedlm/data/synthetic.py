@@ -76,6 +76,8 @@ class Backcopy(torch.utils.data.Dataset):
 
     def __init__(self, vocab: int, context: int, stream: list[int], count: int | None = None) -> None:
         self.cumulative = chain(vocab).transitions.cumsum(1)
+        self.cumulative[:, -1] = np.inf  # where rounding left it below a draw
+        self.triggers = active(np.arange(vocab))
         self.context, self.stream, self.count = context, stream, count
 
     def __len__(self) -> int:
@@ -83,11 +85,11 @@ class Backcopy(torch.utils.data.Dataset):
         return self.count
 
     def __getitem__(self, indices: np.ndarray) -> Tensor:
-        uniform = np.stack([np.random.default_rng([*self.stream, index]).random(self.context) for index in indices])
-        rows = np.full((len(indices), self.context + 1), BOS)
-        for t in range(self.context):
-            drawn = (self.cumulative[rows[:, t]] <= uniform[:, t, None]).sum(1).clip(max=len(self.cumulative) - 1)
-            rows[:, t + 1] = np.where(active(rows[:, t]), rows[:, t - 1], drawn)
-        return torch.from_numpy(rows)
+        uniform = np.stack([np.random.default_rng([*self.stream, index]).random(self.context) for index in indices], 1)
+        symbols = np.full((self.context + 1, len(indices)), BOS)
+        for t, draws in enumerate(uniform):
+            drawn = (self.cumulative[symbols[t]] > draws[:, None]).argmax(1)
+            symbols[t + 1] = np.where(self.triggers[symbols[t]], symbols[t - 1], drawn)
+        return torch.from_numpy(np.ascontiguousarray(symbols.T))
 
     packed = __getitem__  # BOS stands first by the task's own rule

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gatedlm.catalogue import expanded
 from gatedlm.data.needles import TASKS as NEEDLES
 from gatedlm.data.needles import Passage
 from gatedlm.evaluation import harness
@@ -39,9 +40,12 @@ def jobs_of(asked: Asked, found: list[Found]) -> list[Job]:
     ValueError, one line, for a text, a file or a task that cannot be read: before any model is opened.
     """
     shortest = min(each.recipe.data.context for each in found)
-    lengths = sorted(asked.lengths or (shortest, 2 * shortest, 4 * shortest))
+    lengths = sorted({*asked.lengths} or {shortest, 2 * shortest, 4 * shortest})
     text = cache(lambda: _text(asked, found))
-    return [_job(name, asked, lengths, text) for name in asked.tasks]
+    jobs = {job.name: job for job in (_job(name, asked, lengths, text) for name in asked.tasks)}
+    if len(jobs) < len(asked.tasks):
+        raise ValueError(f"tasks={','.join(asked.tasks)}: two go by one name, rename the file of one")
+    return [*jobs.values()]
 
 
 def _job(name: str, asked: Asked, lengths: list[int], text: Callable[[], Text]) -> Job:
@@ -63,7 +67,7 @@ def _job(name: str, asked: Asked, lengths: list[int], text: Callable[[], Text]) 
 
 
 def _harness(name: str, asked: Asked) -> Job:
-    task = name.removeprefix(HARNESS)
+    task = expanded(name.removeprefix(HARNESS))
     manager = harness.manager_for(task, asked.code)
     file = Path(task).read_text(encoding="utf-8") if Path(task).is_file() else ""
     says = [asked.shots, asked.limit, asked.seed, file]
@@ -81,7 +85,14 @@ def _passages(task: str, file: str | None) -> list[Passage]:
         return []
     if file is None:
         raise ValueError("tasks=qa: give passages=FILE, json, jsonl or parquet with text, question and answer")
+    return [_passage(row, f"passages={file}, item {n}") for n, row in enumerate(records(Path(expanded(file))), 1)]
+
+
+def _passage(row: dict[str, Any], where: str) -> Passage:
+    texts: list[Any] = [row.get(key) for key in ("text", "question", "answer")]
     try:
-        return [Passage(row["text"], row["question"], row["answer"]) for row in records(Path(file).expanduser())]
-    except KeyError as error:
-        raise ValueError(f"passages={file}: a row without {error.args[0]}, each has text, question, answer") from None
+        if all(text.encode().strip() for text in texts):
+            return Passage(*texts)
+    except (AttributeError, UnicodeEncodeError):  # something else than text, half a surrogate pair
+        pass
+    raise ValueError(f"{where}: text, question and answer are texts, none of them missing or empty")

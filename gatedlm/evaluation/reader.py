@@ -67,7 +67,11 @@ class Reader:
         return self.row(whole, len(self.encode(kept)) if kept else 0)
 
     def row(self, ids: list[int], start: int) -> Row:
-        """``ids`` behind the model's first token, at most ``context`` before the last: more goes at the left."""
+        """``ids`` behind the model's first token, at most ``context`` before the last: more goes at the left.
+
+        At least the last is asked about: the prompt's end and a continuation may be one token together.
+        """
+        start = max(0, min(start, len(ids) - 1))
         opening = self.opening if start else [self.first]
         cut = max(0, len(opening) + len(ids) - self.context - 1)
         return Row(opening + ids[cut:], max(1, len(opening) + start - cut), cut > 0)

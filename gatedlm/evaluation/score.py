@@ -14,7 +14,7 @@ Advance = Callable[[int, int], None]  # takes how many are done, and of how many
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a part of a task, its standard error, None for a single item, and how many units it is a mean over.
+    """A figure of a part of a task, its standard error or None, and how many units it is a mean over.
 
     ``influences`` say how far each item moves the figure; their sum is 0.
     """
@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
     about: dict[str, Any]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def ratio(
     part: str,
     metric: str,
@@ -44,12 +45,14 @@ def ratio(
     """r = sum x / sum w, or exp r: an item's x are points or nats, its w tokens or bytes, 1 without ``weights``.
 
     Standard error sqrt(n / (n-1) sum (x - r w)^2) / sum w, for w = 1 the sample standard deviation / sqrt n (the ratio
-    estimator, Cochran 1977, chapter 6), times exp r for an exponential.
+    estimator, Cochran 1977, chapter 6), times exp r for an exponential; none where that is beyond all numbers.
     """
     x, w = np.array(values, float), np.ones(len(values)) if weights is None else np.array(weights, float)
     r = x.sum() / w.sum()
     value, slope = (np.exp(r), np.exp(r)) if exponential else (r, 1.0)
     influences = slope * (x - r * w) / w.sum()
+    if not np.isfinite(influences).all():
+        return Score(part, metric, float(value), None, int(w.sum()))
     return Score(part, metric, float(value), spread(influences), int(w.sum()), influences.tolist())
 
 
@@ -61,6 +64,6 @@ def difference(one: Score, other: Score) -> tuple[float, float | None]:
 
 
 def spread(influences: np.ndarray) -> float | None:
-    """Standard error of a figure that its items move by so much."""
+    """Standard error of a figure that its items move by so much; None for a single one."""
     count = len(influences)
-    return math.sqrt(count / (count - 1) * float(np.square(influences).sum())) if count > 1 else None
+    return math.sqrt(count / (count - 1)) * math.hypot(*influences) if count > 1 else None

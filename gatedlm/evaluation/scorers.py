@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from gatedlm.evaluation.reader import Reader, Row
 from gatedlm.evaluation.score import Advance, Outcome, Score, ratio
-from gatedlm.evaluation.tasks import Task, TaskSpec
+from gatedlm.evaluation.tasks import Task, extracted
 
 Points = dict[str, list[tuple[float, float]]]
 
@@ -72,16 +71,6 @@ def exact(reader: Reader, task: Task, advance: Advance) -> Marks:
     pairs = zip(task.items, written, strict=True)
     right = [extracted(item.answers[0], task.spec) == extracted(text, task.spec) for item, text in pairs]
     return Marks({"exact_match": [(float(one), 1) for one in right]}, rows, written)
-
-
-def extracted(answer: str, spec: TaskSpec) -> str | None:
-    """What of an answer is compared: the pattern's group, without what the task ignores; None without a match."""
-    if (found := re.search(spec.pattern, answer)) is None:
-        return None
-    text = found[1]
-    for pattern in spec.ignore:
-        text = re.sub(pattern, "", text)
-    return text.strip()
 
 
 SCORERS: dict[str, Callable[[Reader, Task, Advance], Marks]] = {

@@ -7,24 +7,35 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from reprlib import repr as short
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from datasets import load_dataset
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gatedlm.data.corpora import brief
-from gatedlm.studies.words import check
+from gatedlm.catalogue import expanded
+from gatedlm.data.corpora import brief, parsed
+from gatedlm.evaluation.words import shipped
+from gatedlm.studies.words import check, whole
 
-SHIPPED = Path(__file__).parent / "tasks"
 KINDS = ("choice", "exact", "completion")
 PLACE = ("path", "hub", "config", "split")
+LEAST = {"shots": 0, "tokens": 1}
+WRITTEN = {  # how a value of a type is written
+    str: "a text in quotes",
+    int: "a whole number",
+    dict[str, str]: "texts by name, such as {path: FILE}",
+    list[str]: "a list of texts",
+    list[list[str]]: "a list of [pattern, replacement]",
+}
 
 Record = dict[str, Any]
 
@@ -94,17 +105,12 @@ class Task:
         return hashlib.sha256(json.dumps([asdict(item) for item in self.items]).encode()).hexdigest()[:16]
 
 
-def shipped() -> list[str]:
-    """Tasks that are ready by name."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
-
-
 def load_task(word: str, shots: int | None = None, limit: int | None = None) -> Task:
     """The task of a shipped name or a file, with other shots or with the first ``limit`` items of each group.
 
     ValueError, one sentence, for a file, a field, a template or a number of shots that cannot be.
     """
-    path = Path(word).expanduser() if word.endswith((".yaml", ".yml")) else SHIPPED / f"{word}.yaml"
+    path = shipped().get(word) or Path(expanded(word))
     spec = _spec(path)
     try:
         return Task(path.stem, spec, list(_items(spec, path, spec.shots if shots is None else shots, limit)))
@@ -117,18 +123,19 @@ def load_task(word: str, shots: int | None = None, limit: int | None = None) -> 
 
 def _spec(path: Path) -> TaskSpec:
     keys = _keys(path)
-    for key in keys:
-        check(f"key in {path}", key, [f.name for f in fields(TaskSpec)])
     if lacking := [key for key in ("kind", "items", "prompt", "answer") if not keys.get(key)]:
         raise ValueError(f"{path}: no key {lacking[0]}, see the keys of TaskSpec")
     spec = TaskSpec(**keys)
-    kinds = {f.name: type(getattr(TaskSpec("", {}, "", ""), f.name)) for f in fields(TaskSpec)}
-    for key, kind in kinds.items():
-        if not isinstance(getattr(spec, key), kind):
-            raise ValueError(f"{path}: {key} holds {getattr(spec, key)!r}, expected a {kind.__name__}")
+    for key, least in LEAST.items():
+        whole(f"{path}: {key}", str(getattr(spec, key)), least)
     if spec.kind not in KINDS or (spec.kind == "choice") != bool(spec.choices):
         raise ValueError(f"{path}: kind is one of {', '.join(KINDS)}, and choice alone has the key choices")
-    if spec.kind == "exact" and _groups(path, spec.pattern) != 1:
+    if not all(spec.stop):
+        raise ValueError(f"{path}: stop holds an empty text, which would end every answer at once: leave it out")
+    if odd := [pair for pair in spec.clean if len(pair) != 2]:
+        raise ValueError(f"{path}: clean holds {short(odd[0])}, write [pattern, replacement]")
+    groups, *_ = [_groups(path, one) for one in (spec.pattern, *spec.ignore, *(pair[0] for pair in spec.clean))]
+    if spec.kind == "exact" and groups != 1:
         raise ValueError(f"{path}: pattern={spec.pattern}: mark the answer by one group (...)")
     return spec
 
@@ -136,27 +143,40 @@ def _spec(path: Path) -> TaskSpec:
 def _groups(path: Path, pattern: str) -> int:
     try:
         return re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"{path}: pattern={pattern}: {error}") from None
+    except Exception as error:  # re raises four unrelated types
+        raise ValueError(f"{path}: no pattern, {pattern}: {brief(error)}") from None
 
 
 def _keys(path: Path) -> dict[str, Any]:
-    """A file's keys over those of its ``base``; a base's own local files lie beside the base."""
+    """A file's keys, each of its type, over those of its ``base``; local files lie beside the file that names them."""
     try:
         keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except Exception as error:  # PyYAML lets through whatever Python raises at a value that is not what its tag says
         raise ValueError(f"tasks={path}: {getattr(error, 'strerror', None) or 'not YAML'}") from None
     if not isinstance(keys, dict):
         raise ValueError(f"tasks={path}: not a task, it holds no keys such as prompt:")
-    for key in ("items", "pool"):
-        for name in keys.get(key) or ():
-            check(f"key in {path}: {key}", name, PLACE)
-        if "path" in (keys.get(key) or {}):
-            keys[key]["path"] = str(path.parent / Path(keys[key]["path"]).expanduser())
     base = keys.pop("base", None)
-    if base is not None and base not in shipped():
+    if base is not None and base not in [*shipped()]:
         raise ValueError(f"{path}: base={base}: one of {', '.join(shipped())}")
-    return (_keys(SHIPPED / f"{base}.yaml") if base else {}) | keys
+    types = get_type_hints(TaskSpec)
+    for key, value in keys.items():
+        check(f"key in {path}", str(key), types)
+        if not _is(types[key], value):
+            raise ValueError(f"{path}: {key} holds {short(value)}, write {WRITTEN[types[key]]}")
+    for key in sorted(keys.keys() & {"items", "pool"}):
+        for name in keys[key]:
+            check(f"key in {path}: {key}", name, PLACE)
+        if "path" in keys[key]:
+            keys[key]["path"] = str(path.parent / expanded(keys[key]["path"]))
+    return (_keys(shipped()[base]) if base else {}) | keys
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a value of YAML is a ``kind`` such as dict[str, str], with all inside it; true is no number."""
+    if not (inside := get_args(kind)):
+        return type(value) is kind
+    parts = chain(*value.items()) if isinstance(value, dict) else value
+    return isinstance(value, get_origin(kind)) and all(_is(inside[0], part) for part in parts)
 
 
 # Items ------------------------------------------------------------------------------------------------------------
@@ -172,7 +192,7 @@ def _items(spec: TaskSpec, path: Path, shots: int, limit: int | None) -> Iterato
         group = _group(spec, record)
         taken[group] += 1
         if limit is None or taken[group] <= limit:
-            solved = [shot for shot in pools[group] if shot is not record and shot != record][:shots]
+            solved = [*islice((shot for shot in pools[group] if shot is not record and shot != record), shots)]
             if len(solved) < shots:
                 where = f" with {spec.group}={group}" if spec.group else ""
                 raise ValueError(f"shots={shots}, but the pool holds only {len(solved)} other items{where}: take fewer")
@@ -190,14 +210,14 @@ class _Telling:
 
     def __init__(self, spec: TaskSpec) -> None:
         self.spec = spec
-        world = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        world = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_there)
         choice = spec.kind == "choice"
         try:
             self.lead, self.prompt = (world.from_string(text).render for text in (spec.lead, spec.prompt))
             self.choices = world.compile_expression(spec.choices, undefined_to_none=False) if choice else None
             answer = world.compile_expression(spec.answer, undefined_to_none=False) if choice else None
             self.answer: Callable[..., Any] = answer or world.from_string(spec.answer).render
-        except TemplateError as error:
+        except Exception as error:  # TemplateError, and what Python makes of the code
             raise ValueError(f"a template is wrong: {brief(error)}") from None
 
     def item(self, record: Record, shots: list[Record], group: str, where: str) -> Item:
@@ -205,7 +225,8 @@ class _Telling:
             answers, right = self._answers(record)
             solved = "".join(self._solved(shot) + self.spec.between for shot in shots)
             prompt = self.lead(record) + solved + self._clean(self.prompt(record))
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            "".join((prompt, *answers)).encode()  # half a surrogate pair is no text
+        except Exception as error:  # templates are code of others, and raise whatever they like
             raise ValueError(f"{where}: {brief(error)}; its fields are {', '.join(record)}") from None
         return Item(prompt, answers, right, group)
 
@@ -216,13 +237,18 @@ class _Telling:
     def _answers(self, record: Record) -> tuple[list[str], int]:
         if self.choices is None:
             text = self._clean(self.answer(record))
-            if not text or (self.spec.kind == "exact" and not re.search(self.spec.pattern, text)):
+            if not (extracted(text, self.spec) if self.spec.kind == "exact" else text):
                 raise ValueError(f"answer {text!r} is empty or no match for the pattern")
             return [text], 0
-        answers, right = [self._clean(str(one)) for one in self.choices(record) or ()], int(self.answer(record))
-        if not 0 <= right < len(answers) or not all(answers):
-            raise ValueError(f"answer {right} of {len(answers)} choices, of which none may be empty")
-        return answers, right
+        listed, right = self.choices(record), str(self.answer(record)).strip()
+        if not isinstance(listed, list | tuple):
+            raise ValueError(f"choices gives {str(listed)[:40]!r}, write what gives a list, such as ['yes', 'no']")
+        answers = [self._clean(str(_there(one))) for one in listed]
+        if not (right.isdecimal() and int(right) < len(answers) > 1 and all(answers)):
+            raise ValueError(
+                f"answer {right} of {len(answers)} choices: an index from 0 on, of two or more, none empty"
+            )
+        return answers, int(right)
 
     def _clean(self, text: str) -> str:
         for pattern, replacement in self.spec.clean:
@@ -230,13 +256,30 @@ class _Telling:
         return text
 
 
+def _there(value: Any) -> Any:
+    """ValueError for null, which would read as the word None."""
+    if value is None:
+        raise ValueError("null where a text should stand")
+    return value
+
+
+def extracted(answer: str, spec: TaskSpec) -> str | None:
+    """What of an answer is compared: the pattern's group, without what the task ignores; None without a match."""
+    if (found := re.search(spec.pattern, answer)) is None:
+        return None
+    text = found[1] or ""
+    for pattern in spec.ignore:
+        text = re.sub(pattern, "", text)
+    return text.strip()
+
+
 # Files and the Hub ------------------------------------------------------------------------------------------------
 
 
 def _records(spec: TaskSpec, place: dict[str, str]) -> list[Record]:
-    if "path" in place:
+    if [*place] == ["path"]:
         return records(Path(place["path"]))
-    if "hub" not in place:
+    if "path" in place or "hub" not in place:
         raise ValueError("items and pool lie somewhere: {path: FILE} or {hub: NAME, split: SPLIT}")
     if not spec.subjects:
         return _hub(place, place.get("config"))
@@ -255,11 +298,10 @@ def records(path: Path) -> list[Record]:
 
 
 def _json(path: Path) -> list[Any]:
-    text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".json":
-        found = json.loads(text)
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
         return found if isinstance(found, list) else []
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [parsed(line, f"row {row}") for row, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
 
 
 def _hub(place: dict[str, str], config: str | None) -> list[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from dataclasses import dataclass
 
@@ -25,21 +26,30 @@ def choose(asked: DataSpec | None, trained: list[DataSpec]) -> tuple[DataSpec, b
     """The corpus to read, and whether only its held-out documents may be: some run has trained on the others.
 
     What was asked for, else what the runs were trained on, else the standard library. ValueError where they were
-    trained on different texts or hold out different parts.
+    trained on different texts or hold out different parts, as they do by other fields.
     """
     spec = asked or next(iter(trained), DataSpec())
-    if not asked and len(set(map(_place, trained))) > 1:
+    if not asked and len(set(map(_read, trained))) > 1:
         raise ValueError("these runs were trained on different texts: say which to read, data=CORPUS or data.path=FILE")
     if card(spec.corpus).kind == "backcopy":
         raise ValueError(f"data={spec.corpus}: holds no text, give data=CORPUS or data.path=FILE")
     same = [own for own in trained if _place(own) == _place(spec)]
     if len({own.holdout for own in same}) > 1:
         raise ValueError(f"data={spec.corpus}: these runs hold out different parts of it, evaluate one at a time")
+    if any(_read(own) != _read(spec) for own in same):
+        raise ValueError(
+            f"data={spec.path or spec.corpus}: a run was trained on it by other fields and held out other rows: give "
+            "its data.text_field= and data.domain_field="
+        )
     return (same or [spec])[0], bool(same)
 
 
 def _place(spec: DataSpec) -> tuple[str | None, ...]:
-    return spec.corpus, spec.path, spec.text_field, spec.domain_field
+    return spec.corpus, spec.path and os.path.abspath(os.path.expanduser(spec.path))
+
+
+def _read(spec: DataSpec) -> tuple[str | None, ...]:
+    return *_place(spec), spec.text_field, spec.domain_field
 
 
 def read_text(spec: DataSpec, held: bool, size: int) -> Text:

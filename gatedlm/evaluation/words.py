@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gatedlm.data.needles import TASKS as NEEDLES
-from gatedlm.studies.words import check, option, whole
+from gatedlm.studies.words import check, folder, option, whole
 
 HARNESS = "lm-eval:"
 ROPE = "model.rope."
+LONGEST = 2**20  # tokens of a long context task, which is written out whole before a model reads it
 LEAST = {"bytes": 1, "context": 2, "count": 1, "limit": 1, "shots": 0, "seed": 0, "batch": 1}
 DATA = {"data": "corpus", "data.path": "path", "data.text_field": "text_field", "data.domain_field": "domain_field"}
 WORDS = ("run", "model", "tasks", *DATA, *LEAST, "lengths", "passages", "out", "allow_code_execution")
@@ -58,12 +59,18 @@ def asked(words: list[str]) -> Asked:
         _tasks(_several("tasks", [value for key, value in pairs if key == "tasks"])),
         _data(options),
         [f"{key}={value}" for key, value in pairs if key.startswith(ROPE)],
-        [whole("lengths", one, 16) for one in options["lengths"].split(",")] if "lengths" in options else [],
+        [_length(one) for one in options["lengths"].split(",")] if "lengths" in options else [],
         options.get("passages"),
-        Path(options.get("out", "evaluation")).expanduser(),
+        folder("out", options.get("out", "evaluation")),
         code == "true",
         **{key: whole(key, options[key], least) for key, least in LEAST.items() if key in options},
     )
+
+
+def _length(value: str) -> int:
+    if (found := whole("lengths", value, 16)) > LONGEST:
+        raise ValueError(f"lengths={value}: at most {LONGEST:,} tokens")
+    return found
 
 
 def _several(key: str, values: list[str]) -> list[str]:
@@ -88,4 +95,6 @@ def _data(options: dict[str, str]) -> dict[str, str]:
     data = {DATA[key]: value for key, value in options.items() if key in DATA}
     if data and "corpus" not in data and "path" not in data:
         raise ValueError("data.text_field= and data.domain_field= say how to read data.path=FILE, which is missing")
-    return ({"corpus": "files"} if "path" in data else {}) | data
+    if "path" in data and data.setdefault("corpus", "files") != "files":
+        raise ValueError("data= and data.path= both say what to read, give one of them")
+    return data

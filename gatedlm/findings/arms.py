@@ -27,17 +27,23 @@ def arms_table(ledgers: Mapping[str, Mapping[str, Any]]) -> terminal.Table | Non
         return None
     first, *others = arms.rows
     shown = terminal.Table(box=box.SIMPLE_HEAD, padding=0, caption=UNDER, caption_justify="left")
-    for heading in ("figure", "arm"):
-        shown.add_column(heading, overflow="fold")
-    for heading in ("mean ± sd", "below the first", "90 % interval", "lower?"):
-        shown.add_column(heading, justify="right")
+    for heading in ("arm", "mean ± sd", "below\nthe first", "90 % interval"):
+        shown.add_column(heading, no_wrap=heading != "90 % interval", justify="left" if heading == "arm" else "right")
+    shown.add_column("lower?", justify="right", min_width=9)
     for key in LOWERED:
         base = _values(arms, first.label, key)
         if base:
-            shown.add_row(FIGURES[key], first.label, cell(base, ".3g"), "", "", "")
+            shown.add_row(FIGURES[key].replace(", ", ",\n"))
+            shown.add_row(_words(first), cell(base, ".3g"))
             for other in others:
-                shown.add_row("", other.label, *_against(base, _values(arms, other.label, key)))
+                shown.add_row(_words(other), *_against(base, _values(arms, other.label, key)))
+            shown.add_section()
     return shown
+
+
+def _words(arm: Row) -> str:
+    """A word a line: what is swept stays whole on a narrow terminal."""
+    return "\n".join(f"  {word}" for word in arm.label.split(" "))
 
 
 def _arms(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:

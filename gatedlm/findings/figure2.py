@@ -5,7 +5,6 @@ import numpy as np
 from gatedlm.findings import table4
 from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, minus
 from gatedlm.report import layout
-from gatedlm.report.drawing import floats
 
 SHOWN = ("baseline", "SDPA elementwise", "SDPA headwise", "value elementwise")
 
@@ -19,10 +18,8 @@ def by_layer(key: str, title: str, unit: str):
     """A drawing of a figure layer by layer, a line a row, the mean over seeds."""
 
     def draw(table: Table) -> str:
-        found = {
-            row.label: [floats(r["by_layer"][key]) for r in table.records[row.label].values()] for row in table.rows
-        }
-        columns = {name: np.mean(layers, axis=0) for name, layers in found.items() if layers}
+        found = {row.label: table.layers(row.label, key) for row in table.shown}
+        columns = {name: np.mean([*layers.values()], axis=0) for name, layers in found.items() if layers}
         return layout.by_layer(title, unit, columns, {})
 
     return draw
@@ -30,8 +27,7 @@ def by_layer(key: str, title: str, unit: str):
 
 def _most(table: Table, label: str) -> dict[int, float]:
     """The largest F-Attn of any layer by seed."""
-    found = {seed: floats(record["by_layer"]["f_attn_fixed_first"]) for seed, record in table.records[label].items()}
-    return {seed: float(layers.max()) for seed, layers in found.items()}
+    return {seed: float(layers.max()) for seed, layers in table.layers(label, "f_attn_fixed_first").items()}
 
 
 FINDING = Finding(
@@ -58,6 +54,7 @@ FINDING = Finding(
         ),
     ),
     figures=(by_layer("f_attn_fixed_first", "F-Attn by layer", "share of attention on the first token"),),
-    notes="Attention spread evenly over a context of 128 would put 0.035 on the first token: no head that rests there "
-    "stands out at scale tiny, gated or not. The sink finding shows one that does.",
+    notes="Attention spread evenly over what each query of a context of 128 sees would put 0.035 on the first token, "
+    "averaged over causal queries: no head that rests there stands out at scale tiny, gated or not. The sink finding "
+    "shows one that does.",
 )

@@ -17,7 +17,7 @@ def rows(scale: Scale, rates: tuple[float, ...]) -> list[Row]:
 def histograms(table: Table) -> str:
     """The scores of each gated row's first seed, layer by layer."""
     drawn = []
-    for row in table.rows:
+    for row in table.shown:
         record = next(iter(table.records[row.label].values()), None)
         for scores in (record or {"scores": {}})["scores"].values():
             drawn.append(ridges(f"Scores, {row.label}", **scores))

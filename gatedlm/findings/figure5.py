@@ -1,10 +1,8 @@
 """Figure 5: how much of the SDPA output is next to nothing, before the gate and after it."""
 
-import math
-
 from gatedlm.findings import table4
 from gatedlm.findings.figure2 import by_layer
-from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, minus
+from gatedlm.findings.finding import Claim, Finding, Row, Scale, Table, halvings, minus
 
 SHOWN = ("baseline", "SDPA elementwise", "SDPA headwise")
 
@@ -25,8 +23,7 @@ def _gain(threshold: str) -> Claim:
 
 
 def _shrinks(table: Table) -> dict[int, float]:
-    before, after = (table.finals("SDPA elementwise", key) for key in ("sdpa_before", "sdpa_after"))
-    return {seed: math.log2(before[seed] / after[seed]) for seed in before}
+    return halvings(*(table.finals("SDPA elementwise", key) for key in ("sdpa_before", "sdpa_after")))
 
 
 FINDING = Finding(

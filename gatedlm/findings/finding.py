@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from gatedlm.model.lm import ModelSpec
 from gatedlm.recipe import Recipe, Run, load, named
+from gatedlm.report.drawing import floats
 
 START = 10.0  # seconds that a run takes besides its steps
 STEM = "row"  # runs are shared by all findings that have the row, so they bear no finding's name
@@ -68,28 +72,33 @@ class Scale:
 class Table:
     """What the rows' runs measured: ``records`` by row label and seed; a row or run that is missing has none.
 
-    A record is what ``gatedlm.findings.records.record`` keeps.
+    A record is what ``gatedlm.findings.records.record`` keeps. ``rows`` are those of the whole finding, ``shown`` those
+    that ``records`` names: claims are judged on the whole.
     """
 
     def __init__(self, rows: list[Row], records: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
-        self.rows = rows
+        self.rows, self.shown = rows, [row for row in rows if row.label in records]
         self.records = defaultdict(dict, {row.label: dict(records.get(row.label, {})) for row in rows})
 
     def finals(self, label: str, key: str) -> dict[int, float]:
-        """A final figure by seed, of the runs that have it; see ``loss`` for val/loss."""
-        found = {seed: record["final"].get(key) for seed, record in self.records[label].items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        """A final figure by seed, of the runs that have it; see ``losses`` for val/loss."""
+        return known({seed: record["final"].get(key) for seed, record in self.records[label].items()})
+
+    def layers(self, label: str, key: str) -> dict[int, np.ndarray]:
+        """A figure layer by layer, by seed, of the runs that have it."""
+        found = {seed: record["by_layer"] for seed, record in self.records[label].items()}
+        return {seed: floats(layers[key]) for seed, layers in found.items() if key in layers}
 
     def losses(self, label: str) -> dict[int, float]:
-        """Validation loss in nats by seed; of a diverged run the loss it began with."""
-        found = {
-            seed: (record["final"]["val/loss"], record["initial_loss"]) for seed, record in self.records[label].items()
-        }
-        return {seed: initial if loss is None else loss for seed, (loss, initial) in found.items()}
+        """Validation loss in nats by seed; of a diverged run the loss it began with, if that was finite."""
+        runs, ended = self.records[label], self.finals(label, "val/loss")
+        counted = {s: run["initial_loss"] if run["status"] == "diverged" else ended.get(s) for s, run in runs.items()}
+        return known(counted)
 
     def capped(self, label: str) -> dict[int, float]:
-        """min(loss, initial loss) by seed."""
-        return {seed: min(loss, self.records[label][seed]["initial_loss"]) for seed, loss in self.losses(label).items()}
+        """min(loss, initial loss) by seed; the loss where the initial one was not finite."""
+        began = known({seed: record["initial_loss"] for seed, record in self.records[label].items()})
+        return {seed: min(loss, began.get(seed, loss)) for seed, loss in self.losses(label).items()}
 
     def best(self, labels: Iterable[str]) -> dict[int, float]:
         """The lowest loss of several rows by seed, for the seeds that all of them have."""
@@ -100,15 +109,25 @@ class Table:
         return minus(self.losses(other), self.losses(label))
 
 
+def known(figures: Mapping[int, float | None]) -> dict[int, float]:
+    """The figures that were finite, which is what a ledger has numbers for."""
+    return {seed: value for seed, value in figures.items() if value is not None}
+
+
 def by_seed(figures: Sequence[Mapping[int, float]], fold: Callable[[list[float]], float] = mean) -> dict[int, float]:
     """Several figures of a seed folded into one, by default their mean, for the seeds that all of them have."""
-    seeds = set.intersection(*map(set, figures))
+    seeds = set.intersection(*map(set, figures or [{}]))
     return {seed: fold([figure[seed] for figure in figures]) for seed in sorted(seeds)}
 
 
 def minus(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
     """a - b for the seeds that both have."""
     return {seed: a[seed] - b[seed] for seed in a if seed in b}
+
+
+def halvings(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
+    """log2(a / b), how often a has to be halved to be b, for the seeds that have both above 0."""
+    return {seed: math.log2(a[seed] / b[seed]) for seed in a if a[seed] > 0 and b.get(seed, 0) > 0}
 
 
 @dataclass(frozen=True)
@@ -153,7 +172,7 @@ class Finding:
 def base(scale: Scale, architecture: str, further: tuple[str, ...]) -> Recipe:
     """The recipe that a finding's rows change; ValueError where the scale has no such architecture."""
     if architecture not in scale.base:
-        raise ValueError(f"arch={architecture}: scale={scale.name} has {', '.join(scale.base)}")
+        raise ValueError(f"{architecture}: scale={scale.name} has {', '.join(scale.base)}, give another scale=")
     return one((*scale.base[architecture], *further)).recipe
 
 

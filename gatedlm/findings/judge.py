@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
-Verdict = Literal["holds", "fails", "too small to say"]
+Verdict = Literal["holds", "fails", "too small to say", "not measured"]
 
 RULE = (
     "A claim is measured once a seed, as a number that is above 0 where the claim is true. It holds if the two-sided "
     "90 % confidence interval of the mean over seeds (Student's t) lies above 0, fails if it lies below, and is too "
-    "small to say otherwise; a single seed gives no verdict. A run that diverged counts with the loss it began with."
+    "small to say otherwise; a single seed gives no verdict, and without any the claim is not measured. A run that "
+    "diverged counts with the loss it began with."
 )
 # Student's t at 95 %, by degrees of freedom; from the tenth on the tenth's, which only errs towards caution
 T95 = (math.inf, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
@@ -46,6 +47,8 @@ def spread(values: Mapping[int, float]) -> Spread:
 def judge(values: Mapping[int, float]) -> Verdict:
     """The verdict on a claim whose support is one number per seed, see ``RULE``."""
     found = spread(values)
+    if not found.seeds:
+        return "not measured"
     return "holds" if found.low > 0 else "fails" if found.high < 0 else "too small to say"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +22,8 @@ from gatedlm.findings.judge import RULE, Spread, judge, spread
 from gatedlm.report.drawing import DRAWING
 from gatedlm.report.layout import page, pre, section
 from gatedlm.report.layout import table as html_table
+from gatedlm.report.names import MEANINGS
+from gatedlm.training.ledger import plain, write_whole
 
 COLUMNS = {
     "m_act": "M-Act",
@@ -50,6 +55,19 @@ COLUMNS = {
     "loss_x4": "loss x4",
     "yarn_loss_x4": "YaRN, loss x4",
 }
+MEANT = MEANINGS | {
+    "f_attn": "the same in rows as the packing cut them",
+    "f_attn_fixed_first": f"{MEANINGS['f_attn']}, in rows that begin with the end-of-text token",
+    "f_attn_dormant": "share of attention that queries with nothing to copy put on the first token",
+    "f_attn_active": "that of the others",
+    "sink_rate_fixed_first": MEANINGS["sink_rate"],
+    "value_drain": "size of the first token's value over the mean of the others', well below 1 where it is drained",
+    "gate_score": "mean score over tokens, heads, channels and layers",
+    "small_before_0.01": "share of attention's outputs |y| that are below 0.01 before the gate on them, and so on",
+    "sdpa_before": "mean |y|; without a gate, after is before",
+    "spikes": "how often in a run the training loss jumps and comes back",
+}
+LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -62,22 +80,44 @@ class Grid:
 
 
 def write(finding: Finding, table: Table, about: Mapping[str, Any], out: Path) -> Path:
-    """Write the three files into ``out`` and return the Markdown's path; ``about`` says which command made them."""
+    """Write the three files into ``out`` and return the Markdown's path; ``about`` says which command made them.
+
+    They are called NAME-SCALE, with -changed and a hash of the words if there were any, and with -part where a result
+    of more runs has that name: it stays.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    name = f"{finding.name}-{about['scale']}{'-changed' if about['words'] else ''}"
+    name = _name(finding, about)
+    name += "-part" * (_runs(out / f"{name}.json") > _count(table))
     grids = [_measured(finding, table), _claims(finding, table), _published(finding, table)]
     grids = [grid for grid in grids if grid.lines]
-    (out / f"{name}.json").write_text(json.dumps(_content(finding, table, about), indent=1) + "\n")
-    (out / f"{name}.html").write_text(_html(finding, table, grids, about))
-    path = out / f"{name}.md"
-    path.write_text(_markdown(finding, grids, about))
-    return path
+    content = json.dumps(plain(_content(finding, table, about)), indent=1, allow_nan=False) + "\n"
+    write_whole(out / f"{name}.json", content)
+    write_whole(out / f"{name}.html", _html(finding, table, grids, about))
+    write_whole(out / f"{name}.md", _markdown(finding, table, grids, about))
+    return out / f"{name}.md"
+
+
+def _name(finding: Finding, about: Mapping[str, Any]) -> str:
+    name, words = f"{finding.name}-{about['scale']}", " ".join(about["words"])
+    return f"{name}-changed-{hashlib.sha256(words.encode()).hexdigest()[:6]}" if words else name
+
+
+def _count(table: Table) -> int:
+    return sum(map(len, table.records.values()))
+
+
+def _runs(result: Path) -> int:
+    """How many runs a result holds; none where it cannot be read."""
+    try:
+        return sum(len(row["runs"]) for row in json.loads(result.read_text(encoding="utf-8"))["rows"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
 
 
 def _content(finding: Finding, table: Table, about: Mapping[str, Any]) -> dict[str, Any]:
     rows = [
         {"label": row.label, "words": row.words, "paper": _paper(finding, row), "runs": table.records[row.label]}
-        for row in table.rows
+        for row in table.shown
     ]
     versions = {"python": platform.python_version()} | {name: version(name) for name in ("gatedlm", "torch")}
     claims = [_judged(claim, table) for claim in finding.claims]
@@ -115,7 +155,7 @@ def _measured(finding: Finding, table: Table) -> Grid:
     return Grid(
         "Measured",
         [*head, "parameters", "added", "seconds", *(f"paper: {name}" for name in finding.paper[:1])],
-        [_line(finding, table, row) for row in table.rows],
+        [_line(finding, table, row) for row in table.shown],
     )
 
 
@@ -123,7 +163,7 @@ def _line(finding: Finding, table: Table, row: Row) -> list[str]:
     records, losses = table.records[row.label], table.losses(row.label)
     baseline = row.against or table.rows[0].label
     to_baseline = {} if baseline == row.label else minus(losses, table.losses(baseline))
-    perplexity = {seed: math.exp(loss) for seed, loss in losses.items()}
+    perplexity = {seed: math.exp(loss) if loss < LARGEST else math.inf for seed, loss in losses.items()}
     params = next((found["params"]["total"] for found in records.values()), None)
     first = next((found["params"]["total"] for found in table.records[baseline].values()), params)
     seconds = {seed: found["seconds"] for seed, found in records.items()}
@@ -168,7 +208,7 @@ def _claims(finding: Finding, table: Table) -> Grid:
 
 
 def _published(finding: Finding, table: Table) -> Grid:
-    rows = [row for row in table.rows if row.paper]
+    rows = [row for row in table.shown if row.paper]
     figures = [[*map(_published_figure, row.paper)] + ["-"] * (len(finding.paper) - len(row.paper)) for row in rows]
     added = ["-" if row.added is None else f"{row.added:g} M" for row in rows]
     lines = [[row.label, *cells, more] for row, cells, more in zip(rows, figures, added, strict=True)]
@@ -179,17 +219,23 @@ def _published_figure(value: float) -> str:
     return f"{value:g}" if math.isfinite(value) else "-"
 
 
-def _about(about: Mapping[str, Any]) -> list[str]:
+def _about(finding: Finding, table: Table, about: Mapping[str, Any]) -> list[str]:
     seeds = f"seeds {', '.join(map(str, about['seeds']))}" if len(about["seeds"]) > 1 else f"seed {about['seeds'][0]}"
+    meant = [f"{COLUMNS[key]}: {MEANT[key]}" for key in finding.columns if key in MEANT]
+    wanted = len(table.shown) * len(about["seeds"])
+    missing = wanted - _count(table)
     return [
         f"Scale {about['scale']}, {about['architecture']}, {seeds}; mean ± standard deviation over seeds. Losses are "
-        "in nats per token of held-out rows, differences to the baseline are paired by seed.",
+        "in nats per token of held-out rows, differences to the baseline are paired by seed. Seconds do not tell "
+        "fast rows from slow ones: some runs shared the machine with others.",
+        *[f"{'; '.join(meant)}."] * bool(meant),
         *[f"Not the finding's own settings: {' '.join(about['words'])}."] * bool(about["words"]),
+        *[f"{missing} of {wanted} runs are missing."] * bool(missing),
     ]
 
 
-def _markdown(finding: Finding, grids: list[Grid], about: Mapping[str, Any]) -> str:
-    parts = [f"# {finding.title}", f"`{about['command']}`", *_about(about)]
+def _markdown(finding: Finding, table: Table, grids: list[Grid], about: Mapping[str, Any]) -> str:
+    parts = [f"# {finding.title}", f"`{about['command']}`", *_about(finding, table, about)]
     for grid in grids:
         parts += [f"## {grid.title}", "\n".join(map(bar, (grid.head, ["---"] * len(grid.head), *grid.lines)))]
     return "\n\n".join((*parts, *filter(None, (finding.notes,)), RULE)) + "\n"
@@ -203,18 +249,22 @@ def bar(cells: Sequence[str]) -> str:
 def _html(finding: Finding, table: Table, grids: list[Grid], about: Mapping[str, Any]) -> str:
     with matplotlib.rc_context(DRAWING):
         figures = "".join(draw(table) for draw in finding.figures)
-    parts = [f"<h1>{escape(finding.title)}</h1>", pre(about["command"]), *map(_paragraph, _about(about))]
+    parts = [
+        f"<h1>{escape(finding.title)}</h1>",
+        pre(about["command"]),
+        *map(_paragraph, _about(finding, table, about)),
+    ]
     parts += [f'<div class="figures">{figures}</div>' if figures else "", *map(_grid, grids)]
     return page(finding.title, [*parts, *(_paragraph(text) for text in (finding.notes, RULE) if text)])
 
 
 def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+    return re.sub("`(.+?)`", r"<code>\1</code>", f"<p>{escape(text)}</p>")
 
 
 def _grid(grid: Grid) -> str:
     head, lines = [*map(escape, grid.head)], [[*map(_strong, line)] for line in grid.lines]
-    return section(escape(grid.title), f'<div class="wide">{html_table(head, lines)}</div>')
+    return section(escape(grid.title), html_table(head, lines))
 
 
 def _strong(cell: str) -> str:

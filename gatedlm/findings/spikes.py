@@ -9,6 +9,7 @@ _WATCHED = ("optim.schedule=constant", "trainer.checkpoint_every=0", "trainer.va
 _NO_NORM, _NO_CLIP, _SLOW = "model.qk_norm=false", "optim.clip=0", "optim.betas=[0.9,0.999]"
 _COPY = ("data=backcopy", "data.max_tokens=0")
 _EXPERTS = ("model.experts.count=8", "model.ffn=48")
+UNIT = "events per 1000 steps fewer"
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "text lr=1e-2": ("optim.lr=1e-2",),
@@ -71,13 +72,24 @@ def rows(scale: Scale, rates: tuple[float, ...]) -> list[Row]:
     ]
 
 
-def _fewer(table: Table, setting: str) -> dict[int, float]:
-    return minus(*(table.finals(f"{setting}: {arm}", "spikes_per_thousand") for arm in ("baseline", GATED)))
+def events(table: Table) -> list[list[dict[int, float]]]:
+    """Spike events per thousand steps by seed: of each setting the baseline's and the gated model's."""
+    per_row = [table.finals(row.label, "spikes_per_thousand") for row in table.rows]
+    return [per_row[place : place + len(ARMS)] for place in range(0, len(per_row), len(ARMS))]
 
 
-def _fewer_everywhere(table: Table) -> dict[int, float]:
-    named = [row.label.removesuffix(f": {GATED}") for row in table.rows if row.label.endswith(GATED)]
-    return by_seed([_fewer(table, setting) for setting in named])
+def _fewer(table: Table) -> dict[int, float]:
+    return by_seed([minus(*arms) for arms in events(table)])
+
+
+def _fewer_where_most(table: Table) -> dict[int, float]:
+    """Of the setting with most spikes, both arms taken together; none where nothing spiked."""
+    most = max(events(table), key=_total)
+    return minus(*most) if _total(most) else {}
+
+
+def _total(arms: list[dict[int, float]]) -> float:
+    return sum(sum(of_seed.values()) for of_seed in arms)
 
 
 FINDING = Finding(
@@ -88,23 +100,10 @@ FINDING = Finding(
     columns=("spikes_per_thousand", "recovery", "m_act"),
     paper=(),
     claims=(
-        Claim(
-            "over all settings the gated model's loss spikes less",
-            _fewer_everywhere,
-            "events per 1000 steps fewer",
-            "medium",
-        ),
-        *(
-            Claim(
-                f"{setting}: it spikes less",
-                lambda table, s=setting: _fewer(table, s),
-                "events per 1000 steps fewer",
-                "medium",
-            )
-            for setting in SETTINGS
-        ),
+        Claim("over all settings the gated model's loss spikes less", _fewer, UNIT, "medium"),
+        Claim("so it does in the setting that spikes most, both arms counted", _fewer_where_most, UNIT, "medium"),
     ),
     notes="A spike stands more than 0.2 nats and more than six robust standard deviations above the median of the 50 "
-    "steps before it; recovery is how many steps an event lasts. Of twenty claims judged at 90 % one holds by chance: "
-    "a setting counts if it holds again with other seeds. Both arms of a setting see the same batches.",
+    "steps before it; recovery is how many steps an event lasts. Both arms of a setting see the same batches. A "
+    "setting that is picked from many because its arms differ counts if they differ again with other seeds.",
 )

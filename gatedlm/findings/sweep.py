@@ -36,7 +36,8 @@ def unfinished(runs: list[Run]) -> list[Run]:
 def sweep(runs: list[Run], workers: int, console: Console) -> list[str]:
     """Train the runs, ``workers`` at a time, and return a line for each that could not be trained.
 
-    Raises KeyboardInterrupt once all is saved when a signal asks to stop; the same runs go on from there.
+    Raises KeyboardInterrupt with the signal's number once all is saved when one asks to stop; the same runs go on from
+    there.
     """
     todo = unfinished(runs)
     console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are done")
@@ -66,9 +67,10 @@ def _generations(runs: list[Run]) -> Iterator[list[Run]]:
 
 def _one_by_one(runs: list[Run]) -> Iterator[tuple[Run, str | None]]:
     for run in runs:
-        yield run, _train(run)
+        problem = _train(run)
         if stopped:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(stopped)
+        yield run, problem
 
 
 def _at_once(runs: list[Run], workers: int) -> Iterator[tuple[Run, str | None]]:
@@ -96,8 +98,8 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -118,14 +120,14 @@ def _prepare(workers: int, numbers: Any) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(numbers.get() % gpus)
 
 
-stopped = False  # in a worker: a signal has ended its run, so that it begins none of those it was handed before
+stopped = 0  # the signal that ended this process's run, which then begins none of those it was handed before
 
 
 def _train(run: Run) -> str | None:
     """Train a run, its talk in console.txt of its folder; a line if that can't be done."""
     global stopped
     if stopped:
-        return None
+        return f"{run.label}: not begun"
     place = folder(run)
     place.mkdir(parents=True, exist_ok=True)
     with (place / "console.txt").open("a") as talk:
@@ -134,8 +136,9 @@ def _train(run: Run) -> str | None:
                 apart(run)
             else:
                 train(run, Console(file=talk, width=100, markup=False))
-        except Stopped:
-            stopped = True
+        except Stopped as stop:
+            stopped = stop.number
+            return f"{run.label}: {stop}"
         except Exception as error:
             traceback.print_exc(file=talk)
             return f"{run.label}: {str(error).partition(chr(10))[0] or type(error).__name__}"

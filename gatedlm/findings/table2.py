@@ -22,23 +22,23 @@ def rows(scale: Scale, rates: tuple[float, ...]) -> list[Row]:
     return [row(arm, rate, figures) for arm in ARMS for rate, figures in zip(scale.rates, PAPER[arm], strict=True)]
 
 
-def _below(place: int, arm: str, other: str, text: str, expected: str) -> Claim:
-    def support(table: Table) -> dict[int, float]:
-        rate = rates_of(table)[place]
-        return table.below(label(arm, rate), label(other, rate))
+def lead(table: Table, arm: str, place: int, other: str, place_of_other: int) -> dict[int, float]:
+    """By how many nats an arm lies below another, each at the low (0) or high (-1) rate; none of a single rate."""
+    rates = rates_of(table)
+    return table.below(label(arm, rates[place]), label(other, rates[place_of_other])) if rates[1:] else {}
 
-    return Claim(text, support, f"nats below {other}", expected)
+
+def _below(place: int, arm: str, other: str, text: str, expected: str) -> Claim:
+    return Claim(text, lambda table: lead(table, arm, place, other, place), f"nats below {other}", expected)
 
 
 def _more_at_the_high_rate(table: Table) -> dict[int, float]:
     """By how much more the gate lowers the loss at the high rate than at the low one."""
-    low, high = (rates_of(table)[place] for place in (0, -1))
-    return minus(*(table.below(label("SDPA elementwise", rate), label("baseline", rate)) for rate in (high, low)))
+    return minus(*(lead(table, "SDPA elementwise", place, "baseline", place) for place in (-1, 0)))
 
 
 def _high_against_low(table: Table) -> dict[int, float]:
-    low, high = (rates_of(table)[place] for place in (0, -1))
-    return table.below(label("SDPA elementwise", high), label("baseline", low))
+    return lead(table, "SDPA elementwise", -1, "baseline", 0)
 
 
 FINDING = Finding(

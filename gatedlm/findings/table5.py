@@ -62,7 +62,7 @@ def extended(arm: str) -> str:
 
 
 def by_length(run: Run) -> dict[str, float]:
-    """Needle score in percent and loss in nats at 1, 2 and 4 times the context, as trained and under YaRN."""
+    """Needle score in percent and loss in nats at 1, 2 and 4 times the context, as trained and by YaRN, if finite."""
     data = LMData(run.recipe.data, run.recipe.seed)
     data.setup()
     assert data.tokenizer
@@ -76,7 +76,7 @@ def by_length(run: Run) -> dict[str, float]:
             length = times * context
             figures[f"{name}needle_x{times}"] = needle_score(net, data.tokenizer, length)
             figures[f"{name}loss_x{times}"] = text_loss(net, text.unfold(0, length + 1, length))
-    return figures
+    return {key: value for key, value in figures.items() if np.isfinite(value)}
 
 
 def _text(data: LMData, rows: int) -> Tensor:

@@ -19,7 +19,7 @@ from gatedlm.report.study import Picture, write_study
 from gatedlm.studies.reading import passes, study
 from gatedlm.studies.sample import LEAST, Sample, corpus_text, text_file, text_rows, validation_rows
 from gatedlm.studies.tables import comparison, interventions_table, layers_table
-from gatedlm.studies.words import check, whole
+from gatedlm.studies.words import check, folder, whole
 from gatedlm.training.ledger import plain
 from gatedlm.training.measure import MAP_TOKENS, PROBE_ROWS, attention_maps
 
@@ -78,7 +78,7 @@ def _asked(options: dict[str, str]) -> Asked:
         whole("rows", options["rows"], 1) if "rows" in options else None,
         [whole("layers", layer, 0) for layer in options["layers"].split(",")] if "layers" in options else None,
         _interventions(options),
-        Path(options["out"]).expanduser() if "out" in options else None,
+        folder("out", options["out"]) if "out" in options else None,
         [f"{key}={value}" for key, value in options.items() if key.startswith("model.rope.")],
     )
 

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from gatedlm.catalogue import expanded
 from gatedlm.data.cards import card
 from gatedlm.data.corpora import documents
 from gatedlm.data.module import LMData
@@ -72,7 +73,7 @@ def text_rows(text: str, origin: str, tokenizer: Tokenizer, count: int, tokens: 
 def text_file(path: str) -> str:
     """A file's text; ValueError if it is none."""
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8-sig")
+        return Path(expanded(path)).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"text={path}: not UTF-8 at byte {error.start}, convert it with iconv -t utf-8") from None
     except OSError as error:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+from pathlib import Path
+
+from gatedlm.catalogue import expanded
 
 
 def option(word: str) -> tuple[str, str]:
@@ -27,3 +30,11 @@ def whole(key: str, value: str, least: int) -> int:
     if not value.isdecimal() or int(value) < least:
         raise ValueError(f"{key}={value}: must be a whole number from {least} up")
     return int(value)
+
+
+def folder(key: str, value: str) -> Path:
+    """The folder that results go to, whether or not it is there yet; ValueError for a file."""
+    found = Path(expanded(value))
+    if found.exists() and not found.is_dir():
+        raise ValueError(f"{key}={value}: a file, give the folder that results go to")
+    return found

@@ -18,6 +18,25 @@ from gatedlm.training.measure import Measurements
 
 SCHEMA = 1
 LIBRARIES = ("gatedlm", "torch", "lightning", "datasets", "tokenizers", "omegaconf")
+FIGURE = int | float | None
+SHAPE: dict[Any, Any] = {  # of what is read again
+    "name": str,
+    "status": str,
+    "recipe": dict,
+    "seed": int,
+    "seconds": int | float,
+    "params": {"total": int, "active": int, "gate": int},
+    "steps": int,
+    "tokens": int,
+    "tokens_per_second": int | float,
+    "baselines": {"bigram": FIGURE},
+    "initial_loss": FIGURE,
+    "final": {str: FIGURE},
+    "by_layer": {str: [FIGURE]},
+    "scores": {str: {"mean": [FIGURE], "share_below": [FIGURE], "histogram": [[int]]}},
+    "spikes": [int],
+    "spike_events": [{"start": int, "peak": int}],
+}
 
 
 def ledger(
@@ -63,9 +82,23 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_text())
     except (ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not fits(content, SHAPE):
         raise ValueError(f"{file}: not a ledger, remove the file to train the run again")
     return content
+
+
+def fits(value: Any, shape: Any) -> bool:
+    """Whether a value from JSON has a shape: a type, [the shape of each entry], {str: the shape of each value}, or
+    {key: the shape of its value} with keys that have to be there.
+    """
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(entry, shape[0]) for entry in value)
+    if not isinstance(shape, dict):
+        return isinstance(value, shape)
+    if not isinstance(value, dict):
+        return False
+    wanted = dict.fromkeys(value, shape[str]) if str in shape else shape
+    return all(key in value and fits(value[key], below) for key, below in wanted.items())
 
 
 def write_ledger(folder: Path, content: dict[str, Any]) -> None:

@@ -22,6 +22,12 @@ def is_first_rank() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether memory ran out, whichever library noticed; torch says it of a CPU in a bare RuntimeError."""
+    said = "can't allocate memory" in str(error) or "Storage size calculation overflowed" in str(error)
+    return said or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
 def placement(spec: TrainerSpec, sharded: bool) -> dict[str, Any]:
     """Trainer arguments that place a run: accelerator, devices, strategy, precision.
 
