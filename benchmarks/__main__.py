@@ -20,7 +20,8 @@ python -m benchmarks [NAME ...] [rounds=7] [threads=1] [device=cpu]
   generate  time per token by position, with and without a cache
   memory    the peak of a training step against the plan's estimate
 
-Without a name all of them, for about an hour. Results go to benchmarks/results/.
+Without a name all of them, for half an hour, with bf16 for twice as long. Results go to benchmarks/results/.
+Under each table stands which targets it meets; they lie in benchmarks/targets.py.
 Peers are optional: pip install transformers; pip install --no-deps litgpt==0.5.13 psutil jsonargparse"""
 NAMES = [line.split()[0] for line in USAGE.splitlines() if line.startswith("  ")]
 OPTIONS = ("rounds", "threads", "device")

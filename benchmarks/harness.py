@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity
 
+from benchmarks.targets import TARGETS, Target
+
 RESULTS = Path(__file__).parent / "results"
 LEAST = 0.1  # seconds that a variant is called for in each round, so that the clock's grain does not count
 LIBRARIES = ("torch", "lightning", "transformers", "litgpt")
@@ -162,19 +164,37 @@ def _version(library: str) -> str | None:
         return None
 
 
+def judged(target: Target, result: Result) -> list[dict[str, Any]]:
+    """A line for each cell of this table that the target is about: the row's name, the figure, whether it is met."""
+    rows = {next(iter(row.values())): row for row in result.rows if target.column in row}
+    asked = [name for name in rows if name in (target.rows or rows) and target.title in result.title]
+    figures = {name: rows[name][target.column] for name in asked}
+    return [
+        {"target": str(target), "row": name, "measured": figure}
+        | {"verdict": target.verdict(*(figure if isinstance(figure, Spread) else spread([figure])))}
+        for name, figure in figures.items()
+    ]
+
+
 def report(name: str, results: Iterable[Result], bench: Bench, folder: Path = RESULTS) -> None:
     """Print the machine and each result as it comes, and write all to NAME.json, or NAME-cuda.json of a GPU."""
-    console, place, kept = Console(), machine(bench), []
+    console, place, kept, targets = Console(), machine(bench), [], TARGETS.get(name, ())
+    unmeasured = [str(target) for target in targets]
     console.print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in place.items() if value), highlight=False)
     for result in results:
-        _show(console, result)
-        kept.append(result._asdict())
+        verdicts = [line for target in targets for line in judged(target, result)]
+        unmeasured = [target for target in unmeasured if all(line["target"] != target for line in verdicts)]
+        _show(console, result, verdicts)
+        kept.append({**result._asdict(), "targets": verdicts})
         folder.mkdir(exist_ok=True)
         file = folder / (f"{name}.json" if bench.device.type == "cpu" else f"{name}-{bench.device.type}.json")
-        file.write_text(json.dumps({"machine": place, "results": kept}, indent=1) + "\n")
+        written = {"machine": place, "results": kept, "targets not measured": unmeasured}
+        file.write_text(json.dumps(written, indent=1) + "\n")
+    for target in unmeasured:
+        console.print(f"target not measured here: {target}", highlight=False, soft_wrap=True)
 
 
-def _show(console: Console, result: Result) -> None:
+def _show(console: Console, result: Result, verdicts: Sequence[Mapping[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in result.rows for key in row))
     table = Table(title=result.title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
     for number, column in enumerate(columns):
@@ -182,8 +202,9 @@ def _show(console: Console, result: Result) -> None:
     for row in result.rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)
-    for note in result.notes:
-        console.print(note, highlight=False, soft_wrap=True)
+    held = (f"target: {v['target']}: {v['row']} {_cell(v['measured'])}, {v['verdict']}" for v in verdicts)
+    for line in (*held, *result.notes):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:

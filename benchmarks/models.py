@@ -131,7 +131,7 @@ def _litgpt(net: GatedLM, context: int, bench: Bench) -> Model:
     peer = GPT(Config(**sizes, **kind)).to(bench.device)
     peer.load_state_dict(_litgpt_names(_state(net, QWEN3_MOE if experts.count else QWEN3)))
     if spec.tied:
-        peer.lm_head.weight = peer.transformer.wte.weight
+        peer.lm_head.weight = peer.transformer.wte.weight  # pyright: ignore
     return Model(peer, peer)
 
 

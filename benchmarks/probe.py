@@ -23,8 +23,9 @@ def run(bench: Bench) -> Iterator[Result]:
     """One row of tokens, width 512, 8 layers, elementwise gate, fp32; logits are left out."""
     net = ours(replace(WIDE, gates=[GateSpec()]), bench).net
     assert isinstance(net, GatedLM)
-    for length in LENGTHS:
-        yield compared(net, length, bench)
+    tables = [compared(net, length, bench) for length in LENGTHS]
+    yield from tables
+    yield _growth(*tables)
 
 
 def compared(net: GatedLM, length: int, bench: Bench) -> Result:
@@ -39,6 +40,16 @@ def compared(net: GatedLM, length: int, bench: Bench) -> Result:
     seconds = bench.alternate(works)
     table = [row | {"peak MiB": peaks[row["variant"]]} for row in timed(seconds, "forward")]
     return Result(f"forward of {length:,} tokens", table)
+
+
+def _growth(short: Result, long: Result) -> Result:
+    """What a look holds at most in either, and how often the one is in the other."""
+    peaks = [{row["variant"]: row["peak MiB"] for row in table.rows} for table in (short, long)]
+    table = [
+        {"variant": name, "MiB": peaks[0][name], "MiB of the longer": peak, "growth": peak / peaks[0][name]}
+        for name, peak in peaks[1].items()
+    ]
+    return Result(f"growth of the peak from {LENGTHS[0]:,} to {LENGTHS[1]:,} tokens", table)
 
 
 @torch.no_grad()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -48,13 +51,28 @@ def read_out(
 ) -> Float[Tensor, ""]:
     """``next_token`` of the logits x W^T. Above ``LARGE`` of them they are never there all at once.
 
-    The parts differ from the whole in rounding alone; small models take the whole, so that their losses stay the same
-    bit for bit.
+    The parts, or on a GPU liger-kernel's where it is installed, differ from the whole in rounding alone; small models
+    take the whole, so that their losses stay the same bit for bit.
     """
     if targets.numel() * len(weight) <= LARGE:
         return next_token(F.linear(x, weight), targets, valid)
     kept = targets.masked_fill(~valid, -100).flatten()
-    return _InParts.apply(x.flatten(0, 1), weight, kept, max(1, LARGE // len(weight)), torch.is_grad_enabled())
+    return (liger(x.device.type) or in_parts)(weight, x.flatten(0, 1), kept)
+
+
+@cache
+def liger(device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """liger-kernel's ``in_parts``, gradients summed in fp32 as here; None without a GPU or the extra."""
+    if device != "cuda" or find_spec("liger_kernel") is None:
+        return None
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # pyright: ignore[reportMissingImports]
+
+    return LigerFusedLinearCrossEntropyLoss(reduction="sum", accum_dtype=torch.float32)
+
+
+def in_parts(weight: Float[Tensor, "V C"], x: Float[Tensor, "N C"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
+    """``next_token`` of x W^T for N rows, those of target -100 left out, ``LARGE`` logits at a time."""
+    return _InParts.apply(x, weight, targets, max(1, LARGE // len(weight)), torch.is_grad_enabled())
 
 
 class _InParts(torch.autograd.Function):

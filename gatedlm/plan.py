@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -21,12 +22,14 @@ for example: python -m gatedlm.plan recipe=moe-15a2b gate=sdpa-elementwise devic
 
 def main(words: list[str]) -> None:
     """Print the plan; exit status 2 with one line for words that no recipe or device bears."""
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
     try:
-        _plan(words)
-    except (ValueError, OSError) as error:
+        if not words or {"-h", "--help"} & set(words):
+            print(USAGE, flush=True)
+        else:
+            _plan(words)
+    except BrokenPipeError:  # whoever read has enough; what is still buffered must not be written at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError, MemoryError) as error:
         print(*str(error).splitlines(), file=sys.stderr)
         raise SystemExit(2) from None
 
@@ -37,9 +40,8 @@ def _plan(words: list[str]) -> None:
     from gatedlm.planning.page import lines, settings
 
     console = Console(markup=False, highlight=False)
-    for setting in settings(words):
-        for line in lines(setting):
-            console.print(line, soft_wrap=isinstance(line, str))
+    for line in [line for setting in settings(words) for line in lines(setting)]:
+        console.print(line, soft_wrap=isinstance(line, str))
 
 
 class _Nothing(ModuleType):

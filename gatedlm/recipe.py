@@ -226,7 +226,8 @@ def load(words: list[str], auto: str | None = None) -> list[Run]:
     """The runs that ``recipe=NAME [group=NAME ...] [key=value ...]`` asks for; the last swept word varies fastest.
 
     Groups are laid over the recipe in the order of ``GROUPS``, then keys as given; of two equal keys the later wins.
-    ``auto`` is what trainer.precision=auto becomes, without it what suits this machine. Raises ValueError: one line that says what to type instead.
+    ``auto`` is what trainer.precision=auto becomes, without it what suits this machine.
+    Raises ValueError: one line that says what to type instead.
     """
     options = [_options(word) for word in words]
     swept = [len(several) > 1 for several in options]

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.__main__ import NAMES, main
-from benchmarks.harness import Bench, Result, Spread, ratios, report, spread, timed
+from benchmarks.harness import Bench, Result, Spread, judged, ratios, report, spread, timed
+from benchmarks.targets import TARGETS, Target
+from gatedlm.model.kernels import multiplies_bf16
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,11 +80,58 @@ def test_results_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     table = [{"variant": "ours", "ms": 1.5, "speed": Spread(1, 0.5, 2)}, {"variant": "theirs"}]
     report("dense", [Result("steps", table, ("a note",))], Bench(rounds=3), tmp_path)
     written = json.loads((tmp_path / "dense.json").read_text())
-    assert written["results"] == [{"title": "steps", "rows": json.loads(json.dumps(table)), "notes": ["a note"]}]
+    (result,) = written["results"]
+    assert result == {"title": "steps", "rows": json.loads(json.dumps(table)), "notes": ["a note"], "targets": []}
+    assert written["targets not measured"] == [str(target) for target in TARGETS["dense"]]
     assert written["results"][0]["rows"][0]["speed"] == [1, 0.5, 2]
     assert written["machine"]["rounds"] == 3
     out = capsys.readouterr().out
     assert all(word in out for word in ("steps", "1 (0.5..2)", "a note", torch.__version__))
+    assert out.count("target not measured here: ") == len(TARGETS["dense"])
+
+
+def test_a_target_is_met_missed_or_within_the_spread():
+    rows = [{"variant": "a", "time": Spread(1.1, 0.9, 1.4)}, {"variant": "b", "time": 0.5}, {"variant": "c"}]
+    result = Result("steps, fp32", rows)
+
+    def verdicts(*words: str, **bounds: float) -> list[str]:
+        return [line["verdict"] for line in judged(Target("steps", "fp32", words, "time", **bounds), result)]
+
+    assert verdicts(least=1) == ["met", "missed"]
+    assert verdicts("b", most=0.5) == verdicts("a", least=1.0, most=1.2) == ["met"]
+    assert verdicts("a", most=1) == verdicts("a", least=1.2) == ["missed, within the spread of the rounds"]
+    assert verdicts("a", most=0.8) == verdicts("a", least=1.5) == ["missed"]
+    assert verdicts("c") == judged(Target("steps", "bf16", (), "time"), result) == []
+    assert str(Target("steps", "", (), "time", least=0.9, most=1.1)) == "steps, at least 0.9 and at most 1.1"
+
+
+SMALL = """
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from benchmarks import dense, gate, generate, kernels, loss, memory, models, moe, probe, trainer
+from benchmarks.harness import Bench, report
+
+tiny = replace(models.NARROW, vocab=256, layers=2, width=64, head_dim=16, ffn=96)
+dense.SIZES, gate.NARROW, probe.WIDE = {"width 256": (tiny, 2, 32)}, tiny, tiny
+moe.CONTEXT, trainer.STEPS, loss.VOCAB, generate.POSITIONS = 16, 5, 40_000, (8,)
+kernels.LENGTHS, memory.SETTINGS = (256, 512), {"dense": ""}
+for name in sys.argv[2:]:
+    report(name, import_module(f"benchmarks.{name}").run(Bench(rounds=1)), Bench(rounds=1), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_each_runs_and_measures_what_its_targets_are_about(tmp_path: Path):
+    """In a process of its own, because the shape checks of the tests cannot be compiled."""
+    subprocess.run([sys.executable, "-c", SMALL, tmp_path, *NAMES], cwd=ROOT, check=True)
+    left = {name: json.loads((tmp_path / f"{name}.json").read_text())["targets not measured"] for name in NAMES}
+    absent = {name for name in ("transformers", "litgpt") if find_spec(name) is None}
+    for name, target in ((name, target) for name, targets in TARGETS.items() for target in targets):
+        needed = {row.split()[0].lower() for row in target.rows}
+        emulated = "bf16" in target.title and not multiplies_bf16("cpu")
+        assert (str(target) in left[name]) == (emulated or (bool(needed) and needed <= absent)), target
 
 
 @pytest.mark.parametrize("words", [["dens"], ["dense", "round=3"], ["dense", "rounds=0"], ["dense", "device=tpu"]])
@@ -93,9 +143,9 @@ def test_wrong_words_get_one_line(words: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_every_benchmark_is_named():
-    kept = {"harness", "models", "gpu", "soak"}
+    kept = {"harness", "models", "targets", "gpu", "soak"}
     files = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")} - kept
-    assert files == set(NAMES)
+    assert files == set(NAMES) and set(TARGETS) == files - {"generate"}
     for name in NAMES:
         assert callable(import_module(f"benchmarks.{name}").run)
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ from gatedlm.data.corpora import documents
 from gatedlm.recipe import DataSpec, Recipe, load
 from gatedlm.training import checks
 
+ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((catalogue.shipped("recipes") / "launch").glob("*.sh"))
 
 
@@ -47,7 +49,7 @@ def test_scripts_pass_shellcheck(script: Path) -> None:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
-    """Run a script where the programs it calls only say how they were called; ``status`` is srun's."""
+    """Run a script where the programs it calls only say how they were called; STATUS is srun's."""
     calls = tmp_path / "calls"
     for program in ("torchrun", "srun", "scontrol", "python", "nvidia-smi"):
         own = 'printf "GPU 0\\nGPU 1\\nGPU 2\\n"' if program == "nvidia-smi" else f'echo {program} "$@" >> {calls}'
@@ -65,20 +67,47 @@ def launch(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
 
 
 def test_one_machine(launch: Callable[..., tuple[int, list[str]]]) -> None:
-    _, (line,) = launch("node.sh", "recipe=dense-500m", "gate=none")
-    assert line.startswith("torchrun --standalone --nproc-per-node 3 -m gatedlm.fit recipe=dense-500m gate=none ")
-    assert line.endswith("trainer.devices=3 trainer.nodes=1")
+    _, (checked, line) = launch("node.sh", "recipe=dense-500m", "gate=none")
+    words = "recipe=dense-500m gate=none trainer.devices=3 trainer.nodes=1"
+    assert checked == f"python -m gatedlm.plan {words}"
+    assert line == f"torchrun --standalone --nproc-per-node 3 -m gatedlm.fit {words}"
 
 
 def test_several_machines(launch: Callable[..., tuple[int, list[str]]]) -> None:
-    _, (line,) = launch("nodes.sh", "recipe=dense-500m", HEAD="node0", NODES="2", GPUS="4")
+    _, (_, line) = launch("nodes.sh", "recipe=dense-500m", HEAD="node0", NODES="2", GPUS="4")
     assert "--nnodes 2 --nproc-per-node 4" in line and "--rdzv-endpoint node0:29400" in line
     assert line.endswith("-m gatedlm.fit recipe=dense-500m trainer.devices=4 trainer.nodes=2")
 
 
 def test_several_machines_need_a_meeting_place(launch: Callable[..., tuple[int, list[str]]]) -> None:
-    status, (said,) = launch("nodes.sh", "recipe=dense-500m", NODES="2")
-    assert status != 0 and "HEAD: the machine where they meet" in said
+    status, said = launch("nodes.sh", "recipe=dense-500m", NODES="2")
+    assert status != 0 and "HEAD: the machine where they meet" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "env", "says"),
+    [
+        ("node.sh", ["recipe=dense-500m", "optim.lr=nan"], {"GPUS": "2"}, "optim.lr='nan': expected a number"),
+        ("node.sh", ["recipe=dense-500m"], {"GPUS": "7"}, "does not divide among the 7 ranks"),
+        ("node.sh", ["recipe=dense-500m"], {"GPUS": "0"}, "trainer.devices=0: must be above 0"),
+        ("node.sh", [], {"GPUS": "2"}, "words of gatedlm.fit"),
+        ("nodes.sh", ["recipe=dense-500l"], {"GPUS": "2", "NODES": "2", "HEAD": "a"}, "did you mean 'dense-500m'"),
+        ("slurm.sh", ["recipe=dense-500m"], {"SLURM_JOB_NUM_NODES": "2"}, "--ntasks-per-node"),
+        ("slurm.sh", ["recipe=m"], {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2"}, "recipe='m': no such"),
+        ("prepare.sh", ["recipe=dense-500m"], {}, "--array"),
+    ],
+)
+def test_wrong_words_get_one_line_before_any_rank_starts(
+    name: str, words: list[str], env: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    for program in ("torchrun", "srun"):
+        (tmp_path / program).write_text("#!/bin/sh\ntouch started\n")
+        (tmp_path / program).chmod(0o755)
+    env |= {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = SCRIPTS[0].parent / name
+    done = subprocess.run([script, *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and says in done.stderr and done.stderr.count("\n") == 1
+    assert not done.stdout and not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize(("status", "again"), [(0, False), (2, False), (138, True), (143, False)])
@@ -88,8 +117,9 @@ def test_slurm_requeues_what_was_stopped(
     env = {"SLURM_NTASKS_PER_NODE": "8", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_ID": "77", "STATUS": str(status)}
     ended, lines = launch("slurm.sh", "recipe=moe-15a2b", **env)
     assert ended == status
-    assert lines[0].endswith("-m gatedlm.fit recipe=moe-15a2b trainer.devices=8 trainer.nodes=4")
-    assert lines[1:] == ["scontrol requeue 77"] * again
+    assert lines[0] == "python -m gatedlm.plan recipe=moe-15a2b trainer.devices=8 trainer.nodes=4"
+    assert lines[1].endswith("-m gatedlm.fit recipe=moe-15a2b trainer.devices=8 trainer.nodes=4")
+    assert lines[2:] == ["scontrol requeue 77"] * again
 
 
 def test_a_job_for_each_part_of_a_corpus(launch: Callable[..., tuple[int, list[str]]]) -> None:

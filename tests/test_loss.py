@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gatedlm import loss
@@ -244,3 +252,58 @@ def test_small_models_read_all_at_once(scramble, valid, monkeypatch):
         loss.read_out(x, model.readout, tokens.flip(1), valid),
         next_token(model(tokens).logits, tokens.flip(1), valid),
     )
+
+
+# liger-kernel
+
+
+def test_a_gpu_takes_ligers_loss_where_it_is_installed(scramble, valid, monkeypatch):
+    class Fused:
+        def __init__(self, **given):
+            assert given == {"reduction": "sum", "accum_dtype": torch.float32}
+
+        def __call__(self, weight: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(F.linear(x, weight), targets, ignore_index=-100, reduction="sum") + 100
+
+    package, module = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
+    package.__spec__, module.LigerFusedLinearCrossEntropyLoss = ModuleSpec("liger_kernel", None), Fused  # pyright: ignore
+    monkeypatch.setitem(sys.modules, "liger_kernel", package)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
+    loss.liger.cache_clear()
+    fused = loss.liger("cuda")
+    assert loss.liger("cpu") is None and isinstance(fused, Fused)
+    loss.liger.cache_clear()
+    model, tokens = scramble(embedding(True)), torch.arange(N).view(B, T)
+    monkeypatch.setattr(loss, "liger", lambda device: fused)
+    whole, _ = losses_and_gradients(model, tokens, valid)
+    monkeypatch.setattr(loss, "LARGE", 5 * V)
+    torch.testing.assert_close(losses_and_gradients(model, tokens, valid)[0], whole + 100)
+
+
+# Without a GPU Triton's interpreter runs the kernel, if it is told to before it is imported
+BESIDE_LIGER = """
+import torch
+import torch.nn.functional as F
+from gatedlm import loss
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+draw = torch.Generator().manual_seed(0)
+for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+    x, weight = (torch.randn(n, 24, generator=draw).to(device, dtype).requires_grad_() for n in (40, 301))
+    targets = torch.randint(301, (40,), generator=draw).to(device).index_fill(0, torch.arange(7, device=device), -100)
+    loss.LARGE = 5 * 301
+    exact = F.cross_entropy(x.float() @ weight.float().T, targets, ignore_index=-100, reduction="sum")
+    wanted = (exact, *torch.autograd.grad(exact / 3, (x, weight)))
+    for way in (loss.in_parts, loss.liger("cuda")):
+        nats = way(weight, x, targets)
+        for found, expected in zip((nats, *torch.autograd.grad(nats / 3, (x, weight))), wanted, strict=True):
+            assert (found - expected).norm() < near * expected.norm(), (way, dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(loss.liger("cuda")(weight, x, targets), nats)
+"""
+
+
+@pytest.mark.skipif(find_spec("liger_kernel") is None, reason="liger-kernel is not installed")
+def test_ligers_loss_and_gradients_are_those_of_the_parts():
+    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", BESIDE_LIGER], check=True, env={**os.environ, **interpreted})

@@ -26,7 +26,7 @@ from gatedlm import catalogue, plan
 from gatedlm.data import order
 from gatedlm.model.feedforward import ExpertsSpec
 from gatedlm.model.lm import GatedLM, initialise
-from gatedlm.planning import pace, page, routing
+from gatedlm.planning import pace, page, routing, text
 from gatedlm.planning.device import DEVICES
 from gatedlm.planning.memory import Setting, largest_micro, peak, with_margin
 from gatedlm.planning.work import flops, matrices
@@ -35,6 +35,7 @@ from gatedlm.training.module import LitLM
 from gatedlm.training.strategy import placement
 
 ROOT = Path(__file__).parent.parent
+PLANNED = [entry for entry in catalogue.recipes() if entry.takes.startswith("by plan")]
 SMALL = ["recipe=quickstart", "model.layers=3", "model.width=96", "model.heads=4", "model.kv_heads=2"]
 SMALL += ["model.head_dim=32", "model.ffn=256", "data.vocab=384", "data.context=80", "data.batch=8"]
 SMALL += ["trainer.accelerator=cpu", "trainer.precision=fp32", "trainer.threads=1"]
@@ -58,6 +59,10 @@ def recipe(*words: str) -> Recipe:
 def planned(*words: str) -> Setting:
     (setting,) = page.settings(list(words))
     return setting
+
+
+def printed(*words: str) -> list[str]:
+    return [line for line in page.lines(planned(*words)) if isinstance(line, str)]
 
 
 # FLOPs
@@ -104,35 +109,42 @@ def test_matrices_are_what_the_model_multiplies_by(gate: str) -> None:
 
 
 class Watch(Callback):
-    """What the allocator hands out and takes back during the second step, over what is there before it."""
+    """What the allocator hands out and takes back during each step after the first, over what is there before it."""
+
+    def __init__(self) -> None:
+        self.peaks: list[int] = []
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step == 1:
+        if trainer.global_step:
             states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
             held: list[Any] = [*pl_module.parameters(), *states]
-            self.peak = sum(t.to_local().nbytes if isinstance(t, DTensor) else t.nbytes for t in held)
+            self.held = sum(t.to_local().nbytes if isinstance(t, DTensor) else t.nbytes for t in held)
             self.profiler = torch.profiler.profile(profile_memory=True)
             self.profiler.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if trainer.global_step == 2:
+        if trainer.global_step > 1:
             self.profiler.stop()
             assert self.profiler.profiler is not None and self.profiler.profiler.kineto_results is not None
             events = self.profiler.profiler.kineto_results.events()
             memory: list[Any] = [event for event in events if event.name() == "[memory]"]
             changes = sorted((event.start_ns(), event.nbytes()) for event in memory)
-            self.peak += int(np.cumsum([change for _, change in changes]).max())
+            self.peaks.append(self.held + int(np.cumsum([change for _, change in changes]).max()))
 
 
 def measured(recipe: Recipe) -> int:
-    """Bytes of tensors that one rank holds at the fullest moment of its second step."""
+    """Bytes of tensors that one rank holds at the fullest moment of a step.
+
+    Between ranks the least of several steps: on a busy machine gloo's threads let go late of what they have sent.
+    """
     watch, trainer, data = Watch(), recipe.trainer, recipe.data
     rows = torch.randint(0, data.vocab, (data.batch // trainer.devices, data.context + 1))
+    steps = 2 if trainer.devices == 1 else 8
     L.Trainer(
         **placement(trainer, sharded=False),
-        max_steps=2,
+        max_steps=steps,
         callbacks=[watch],
         limit_val_batches=0,
         logger=False,
@@ -140,8 +152,8 @@ def measured(recipe: Recipe) -> int:
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-    ).fit(LitLM(recipe), DataLoader([rows, rows], batch_size=None))  # pyright: ignore
-    return watch.peak
+    ).fit(LitLM(recipe), DataLoader([rows] * steps, batch_size=None))  # pyright: ignore
+    return min(watch.peaks)
 
 
 def on_ranks(recipe: Recipe, ranks: int) -> list[int]:
@@ -245,6 +257,61 @@ def test_what_breaks_first() -> None:
     assert pace.breaks(planned("recipe=moe-15a2b", "devices=64")).startswith("the network")
     assert pace.breaks(planned("recipe=moe-15a2b", "devices=1")).endswith("take more devices or a lower data.context")
     assert pace.breaks(planned("recipe=dense-1.7b-28l", "devices=1", "trainer.micro_batch=1024")).startswith("memory")
+    # A larger micro-batch sends less only where a step has several passes.
+    assert pace.breaks(planned("recipe=moe-15a2b", "devices=64")).endswith(
+        "fewer devices or a larger data.batch send less"
+    )
+    small = planned("recipe=moe-15a2b", "trainer.micro_batch=2")
+    assert pace.breaks(small).endswith("a larger trainer.micro_batch sends less")
+
+
+def test_a_text_that_is_read_too_often_breaks_first() -> None:
+    short = ["recipe=dense-1.7b-28l", "data.corpus=fineweb_edu", "data.holdout=0.01"]
+    # 100,000 steps of 1024 x 4096 tokens on 99 % of 10 billion
+    assert pace.limits(planned(*short))["text"] == pytest.approx(419.43 / 9.9 / 4, rel=1e-4)
+    assert pace.breaks(planned(*short)) == "the text, read 42 times: give a data.corpus of 419.4 G tokens"
+    assert pace.limits(planned(*short, "data.max_tokens=1_000_000_000"))["text"] == pytest.approx(105.9, rel=1e-3)
+    for corpus in ("files", "org/name"):  # nobody knows how much there is
+        assert pace.limits(planned(*short, f"data.corpus={corpus}"))["text"] == 0
+        assert not any(line.startswith("text") for line in printed(*short, f"data.corpus={corpus}"))
+    assert "text: 9.9 G tokens of fineweb_edu to train on, 40 GB prepared, read 42 times" in printed(*short)
+    for entry in PLANNED:
+        assert pace.limits(planned(f"recipe={entry.name}"))["text"] < 0.6, entry.name
+
+
+def test_the_papers_schedules() -> None:
+    for name, tokens, rate in (
+        ("dense-1.7b-28l", 400e9, 4e-3),
+        ("dense-1.7b-28l-3.5t", 3.5e12, 4.5e-3),
+        ("dense-1.7b-48l", 400e9, 4e-3),
+        ("dense-1.7b-48l-1t", 1e12, 5.3e-3),
+        ("moe-15a2b", 400e9, 2e-3),
+    ):
+        recipe = planned(f"recipe={name}").recipe
+        assert text.asked(recipe) == pytest.approx(tokens, rel=0.05) and recipe.optim.lr == rate
+        assert text.held(recipe) > text.asked(recipe)
+
+
+def test_auto_precision_is_that_of_the_planned_device() -> None:
+    assert all(device.bf16 > device.fp32 for device in DEVICES.values())
+    for words in (["recipe=moe-15a2b"], ["recipe=quickstart", "device=a100"], ["recipe=quickstart"]):
+        as_said, auto = (planned(*words, f"trainer.precision={name}") for name in ("bf16", "auto"))
+        assert auto.rate == as_said.rate == as_said.device.bf16
+        assert with_margin(auto) == with_margin(as_said)
+
+
+def test_the_ranks_are_those_asked_for_whatever_the_recipe_says() -> None:
+    # 1000 sequences do not divide among the recipe's own 64 ranks.
+    spec = planned("recipe=moe-15a2b", "data.batch=1000", "devices=40", "device=H200")
+    assert (spec.ranks, spec.recipe.trainer.devices, spec.recipe.trainer.nodes) == (40, 8, 5)
+    assert spec.device.name == "h200"
+    assert planned("recipe=moe-15a2b", "devices=64").recipe == planned("recipe=moe-15a2b").recipe
+
+
+def test_checkpoints_of_many_ranks_share_the_storage() -> None:
+    total = planned("recipe=moe-15a2b").model.parameters().total
+    for ranks, rate in ((1, 1e9), (8, 8e9), (64, 20e9), (1024, 20e9)):
+        assert pace.checkpoint_seconds(planned("recipe=moe-15a2b", f"devices={ranks}")) == 12 * total / rate
 
 
 # Simulated scale
@@ -315,6 +382,9 @@ def test_the_command_answers_without_torch(capsys: pytest.CaptureFixture[str]) -
         (["recipe=moe-15a2c"], "moe-15a2b"),
         (["recipe=moe-15a2b", "devices=0"], "devices=0"),
         (["recipe=moe-15a2b", "devices=3"], "does not divide"),
+        (["recipe=moe-15a2b", "devices=-1"], "devices=-1"),
+        (["recipe=moe-15a2b", "devices=nan"], "devices=nan"),
+        (["recipe=moe-15a2b", "data.corpus=fineweb"], "did you mean fineweb_edu"),
         (["recipe=moe-15a2b", "device=h10"], "h100"),
         (["devices=3"], "which recipe?"),
     ],
@@ -326,7 +396,19 @@ def test_wrong_words_get_one_line(words: list[str], says: str, capsys: pytest.Ca
     assert ended.value.code == 2 and not out and says in err and err.count("\n") == 1
 
 
-PLANNED = [entry for entry in catalogue.recipes() if entry.takes.startswith("by plan")]
+@pytest.mark.parametrize("words", [["recipe=quickstart"], ["-h"]])
+def test_a_reader_that_has_enough_ends_it_quietly(words: list[str]) -> None:
+    command = [sys.executable, "-m", "gatedlm.plan", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_absurd_batches_are_planned_at_once() -> None:
+    huge = planned("recipe=quickstart", "data.batch=9007199254740991")
+    most = largest_micro(huge)
+    assert huge.recipe.data.batch % most == 0 and sum(with_margin(replace(huge, micro=most)).values()) <= 8e9
 
 
 def test_recipes_for_gpus_say_what_the_plan_says() -> None:

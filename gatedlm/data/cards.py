@@ -29,6 +29,7 @@ class Card:
     config: str | None = None
     split: str = "train"
     revision: str = "main"
+    tokens: int = 0
 
 
 @cache

@@ -26,14 +26,14 @@ def arms_table(ledgers: Mapping[str, Mapping[str, Any]]) -> terminal.Table | Non
     if max(map(len, arms.records.values()), default=0) < 2:
         return None
     first, *others = arms.rows
-    shown = terminal.Table(box=box.SIMPLE_HEAD, padding=0, caption=UNDER, caption_justify="left")
+    shown = terminal.Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, caption=UNDER, caption_justify="left")
     for heading in ("arm", "mean ± sd", "below\nthe first", "90 % interval"):
-        shown.add_column(heading, no_wrap=heading != "90 % interval", justify="left" if heading == "arm" else "right")
+        shown.add_column(heading, no_wrap=True, justify="left" if heading == "arm" else "right")
     shown.add_column("lower?", justify="right", min_width=9)
     for key in LOWERED:
         base = _values(arms, first.label, key)
         if base:
-            shown.add_row(FIGURES[key].replace(", ", ",\n"))
+            shown.add_row(FIGURES[key].replace(", ", ",\n").replace(" of ", "\nof "))
             shown.add_row(_words(first), cell(base, ".3g"))
             for other in others:
                 shown.add_row(_words(other), *_against(base, _values(arms, other.label, key)))

@@ -6,6 +6,7 @@ those of eager passes; compiled blocks keep somewhat less.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -90,12 +91,14 @@ def with_margin(setting: Setting) -> Bytes:
 def largest_micro(setting: Setting) -> int:
     """Sequences that fit in one pass, of those numbers that divide a rank's share of the batch; 0 if not even one."""
     share = setting.recipe.data.batch // setting.ranks
-    fits = (n for n in range(share, 0, -1) if share % n == 0 and _fits(replace(setting, micro=n)))
-    return next(fits, 0)
+    if not _lacks(setting, share):  # a single pass has no gradients to keep, so that it may fit where two do not
+        return share
+    most = bisect_left(range(1, share), True, key=lambda n: _lacks(setting, n))
+    return next((n for n in range(most, 0, -1) if share % n == 0), 0)
 
 
-def _fits(setting: Setting) -> bool:
-    return sum(with_margin(setting).values()) <= setting.device.memory
+def _lacks(setting: Setting, micro: int) -> bool:
+    return sum(with_margin(replace(setting, micro=micro)).values()) > setting.device.memory
 
 
 # Moments of a step ------------------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from gatedlm.data.order import EPOCHS, LISTED
 from gatedlm.planning.device import DENSE, MEMORY, MIXTURE, NETWORK
-from gatedlm.planning.memory import FP32, INDEX, STATES, Setting, activations, largest_micro, with_margin
+from gatedlm.planning.memory import FP32, STATES, Setting, activations, largest_micro, with_margin
+from gatedlm.planning.text import FEW, asked, held
 from gatedlm.planning.work import blocks_share, flops
 
-COPIES = 10  # of a batch's places while they are permuted
-DISK = 1e9  # bytes/s that a rank writes to shared storage, our assumption
+DISK, STORAGE = 1e9, 20e9  # bytes/s that a rank writes, and that shared storage takes from all: our assumptions
 
 
 def bounds(setting: Setting) -> dict[str, float]:
@@ -57,29 +56,23 @@ def checkpoint_bytes(setting: Setting) -> float:
     return setting.model.parameters().total * FP32 * (1 + STATES)
 
 
-def order_bytes(setting: Setting) -> float:
-    """What a rank holds to know which rows it reads: the lists of two epochs, or of a long one a batch, some copies."""
-    data, steps = setting.recipe.data, setting.recipe.trainer.steps
-    rows = data.max_tokens // data.context or steps * data.batch
-    return INDEX * (EPOCHS * rows if rows <= LISTED else COPIES * data.batch)
-
-
 def checkpoint_seconds(setting: Setting) -> float:
     """Of each rank writing its shard, or of one writing all."""
-    return checkpoint_bytes(setting) / setting.ranks / DISK
+    return checkpoint_bytes(setting) / min(setting.ranks * DISK, STORAGE)
 
 
 def limits(setting: Setting) -> dict[str, float]:
     """{what would break: the share of it that is used}; above 1 it breaks as planned, the largest breaks first.
 
     memory, of the device at this micro-batch; network, its seconds over those of arithmetic; batch, ranks over
-    sequences.
+    sequences; text, its readings over those that cost little.
     """
     found = bounds(setting)
     return {
         "memory": sum(with_margin(setting).values()) / setting.device.memory,
         "network": found["network"] / found["compute"],
         "batch": setting.ranks / setting.recipe.data.batch,
+        "text": asked(setting.recipe) / held(setting.recipe) / FEW,
     }
 
 
@@ -91,9 +84,12 @@ def breaks(setting: Setting) -> str:
     fit = (
         f"trainer.micro_batch={most} is the largest that fits" if most else "take more devices or a lower data.context"
     )
+    less = "a larger trainer.micro_batch sends" if setting.passes > 1 else "fewer devices or a larger data.batch send"
+    needed = asked(setting.recipe) / 1e9
     words = {
         "memory": f"memory, {used['memory']:.0%} used and most of it by {largest}: {fit}",
-        "network": f"the network, {used['network']:.0%} as long as arithmetic: a larger trainer.micro_batch sends less",
+        "network": f"the network, {used['network']:.0%} as long as arithmetic: {less} less",
+        "text": f"the text, read {used['text'] * FEW:.2g} times: give a data.corpus of {needed:,.4g} G tokens",
         "batch": f"the batch, {setting.ranks} ranks on {setting.recipe.data.batch} sequences: raise data.batch first",
     }
     return words[first]

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from rich import box
 from rich.table import Table
 
 from gatedlm.planning.device import DENSE, DEVICES, MEMORY, MIXTURE, NETWORK
 from gatedlm.planning.memory import Setting, largest_micro, with_margin
-from gatedlm.planning.pace import bounds, breaks, checkpoint_bytes, checkpoint_seconds, hours, order_bytes, step
+from gatedlm.planning.pace import bounds, breaks, checkpoint_bytes, checkpoint_seconds, hours, step
 from gatedlm.planning.routing import SPREADS, simulated
+from gatedlm.planning.text import asked, held, order_bytes, prepared_bytes
 from gatedlm.planning.work import flops
 from gatedlm.recipe import Recipe, load
 
 RANKS = (1, 8, 64, 256)
+NODE = 8  # devices of a machine, as recipes have it
 GIGA = 1e9
 
 
 def settings(words: list[str]) -> list[Setting]:
     """What the words ask for, a setting for each swept one. ValueError, one line, for what does not exist or divide."""
     own = dict(word.split("=", 1) for word in words if word.startswith(("devices=", "device=")))
-    runs = load([word for word in words if not word.startswith(("devices=", "device="))])
-    devices, name = own.get("devices", "0"), own.get("device")
-    if not devices.isdecimal() or ("devices" in own and not int(devices)):
-        raise ValueError(f"devices={devices}: a whole number of ranks above 0")
-    if name is not None and name not in DEVICES:
+    others = [word for word in words if not word.startswith(("devices=", "device="))]
+    name = own.get("device", "").lower()
+    if "device" in own and name not in DEVICES:
         raise ValueError(f"device={name}: there are {', '.join(DEVICES)}")
-    return [_setting(run.recipe, int(devices), name) for run in runs]
+    # Of all these devices the products in bf16 are the fastest, whatever this machine would choose.
+    runs = load([*others, *(_machines(own["devices"]) if "devices" in own else [])], auto="bf16")
+    return [_setting(run.recipe, name) for run in runs]
+
+
+def _machines(devices: str) -> list[str]:
+    """So many ranks in the words of a recipe, on whole machines of eight where they fill them."""
+    if not devices.isdecimal() or not int(devices):
+        raise ValueError(f"devices={devices}: a whole number of ranks above 0")
+    ranks = int(devices)
+    inside = NODE if ranks % NODE == 0 else ranks
+    return [f"trainer.devices={inside}", f"trainer.nodes={ranks // inside}"]
 
 
 def expected(setting: Setting) -> str:
@@ -60,11 +72,9 @@ def _two(value: float) -> str:
     return f"{float(f'{value:.2g}'):,g}"
 
 
-def _setting(recipe: Recipe, ranks: int, name: str | None) -> Setting:
+def _setting(recipe: Recipe, name: str) -> Setting:
     spec, batch = recipe.trainer, recipe.data.batch
-    ranks = ranks or spec.devices * spec.nodes
-    if batch % ranks:
-        raise ValueError(f"devices={ranks}: data.batch={batch} does not divide among so many, take another number")
+    ranks = spec.devices * spec.nodes
     device = DEVICES[name or ("h100" if spec.accelerator == "gpu" else "cpu")]
     return Setting(recipe, device, ranks, min(spec.micro_batch or batch, batch // ranks))
 
@@ -139,9 +149,18 @@ def _simulated(setting: Setting) -> Iterator[str | Table]:
         loads = {name: simulated(experts, setting.tokens, spread) for name, spread in SPREADS.items()}
         rows = [(name, f"{x.fullest:.2f}", f"{x.empty:.0%}", f"{x.padded:.1%}") for name, x in loads.items()]
         yield _table(("routing", "fullest / mean expert", "unused experts", "padding"), rows)
-    yield f"data order: {order_bytes(setting) / 1e6:,.3g} MB a rank, whatever their number"
-    size, keep = checkpoint_bytes(setting) / GIGA, setting.recipe.trainer.keep
-    yield f"a checkpoint has {size:,.3g} GB and takes {checkpoint_seconds(setting):.3g} s; up to {keep + 2} lie on disk"
+    yield from _text(setting.recipe)
+    size, most = checkpoint_bytes(setting) / GIGA, setting.recipe.trainer.keep + 2
+    seconds = checkpoint_seconds(setting)
+    yield f"a checkpoint has {size:,.3g} GB and takes {seconds:.3g} s; up to {most} lie on disk, {most * size:,.3g} GB"
+
+
+def _text(recipe: Recipe) -> Iterator[str]:
+    tokens, disk = held(recipe), prepared_bytes(recipe)
+    if tokens < inf:
+        there = f"{_two(tokens / GIGA)} G tokens of {recipe.data.corpus} to train on, {_two(disk / GIGA)} GB prepared"
+        yield f"text: {there}, read {_two(asked(recipe) / tokens)} times"
+    yield f"data order: {order_bytes(recipe) / 1e6:,.3g} MB a rank, whatever their number"
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

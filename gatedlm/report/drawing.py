@@ -24,6 +24,8 @@ COLOURS = {
 }
 BLUE, VERMILLION, GREEN, PURPLE = (light for light, _ in COLOURS.values())
 INK = "#000000"
+DASHES = ("-", "--", "-.", ":")
+LINES = [((BLUE, VERMILLION, GREEN, PURPLE, INK)[i % 5], DASHES[(i + i // 5) % 4]) for i in range(20)]  # no two alike
 SMOOTHING = 0.9
 DRAWING: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",
@@ -34,7 +36,7 @@ DRAWING: dict[RcKeyType, Any] = {
     "lines.markersize": 4,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": f"cycler(color={[BLUE, VERMILLION, GREEN, PURPLE]}, linestyle=['-', '--', '-.', ':'])",
+    "axes.prop_cycle": f"cycler(color={[colour for colour, _ in LINES]}, linestyle={[dash for _, dash in LINES]})",
     "axes.formatter.useoffset": False,
     "legend.frameon": False,
 }
@@ -119,7 +121,7 @@ def attention_map(label: str, attention: np.ndarray) -> str:
     axes.set(
         xlim=(-1.5 * width, time - 0.5), xticks=[-width, *later], xticklabels=["first", *later], yticks=[0, *later]
     )
-    axes.get_xticklabels()[0].set(color=VERMILLION, fontweight="bold")
+    axes.get_xticklabels()[0].set_fontweight("bold")
     first = f"first token {number(float(attention[1:, 0].mean()))}" if time > 1 else "one query"
     return _figure(axes, label, first)
 
@@ -150,7 +152,8 @@ def ridges(label: str, mean: list[float], share_below: list[float], histogram: l
     for side, labels in ((axes, [str(layer) for layer in layers]), (right, numbers)):
         side.set(ylim=(-0.1, len(layers)), yticks=layers, yticklabels=labels)
     overall = f"mean {number(means.mean(), '.2f')}, {number(percent.mean(), '.1f')} % below 0.1 (orange)"
-    return _figure(axes, label, f"{overall}, over all layers; each layer has its own height.")
+    note = "each layer has its own height; what lies beyond 0 and 1 counts in the outermost bars."
+    return _figure(axes, label, f"{overall}, over all layers; {note}")
 
 
 def _axes(
@@ -198,9 +201,16 @@ def _spikes_in_words(spikes: list[dict[str, Any]]) -> str:
 
 
 def _figure(axes: Axes, label: str, note: str) -> str:
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    names = axes.get_legend_handles_labels()[1]
+    if names:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=_columns(names), borderaxespad=0.2)
     return f"<figure>{_svg(axes, label)}<figcaption><b>{escape(label)}</b> {escape(note)}</figcaption></figure>"
+
+
+def _columns(names: list[str]) -> int:
+    """Two where the names, the first half of them in the left one, fit side by side over a figure."""
+    half = (len(names) + 1) // 2
+    return 2 if sum(max(map(len, side), default=0) for side in (names[:half], names[half:])) <= 40 else 1
 
 
 def _svg(axes: Axes, label: str) -> str:

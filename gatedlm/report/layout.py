@@ -85,8 +85,9 @@ def pre(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells are HTML already."""
+    """A table whose cells are HTML already; one of many columns scrolls in a box of its own on a narrow screen."""
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{lines}</tbody></table>"
-    )
+    lines = lines.replace(" ± ", " ±&nbsp;")  # breaks before the deviation, not within it
+    head_line = "".join(f"<th>{cell}</th>" for cell in head)
+    whole = f"<table><thead><tr>{head_line}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="wide">{whole}</div>' if len(head) > 3 else whole

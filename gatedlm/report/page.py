@@ -69,12 +69,17 @@ def _in_words(ledger: dict[str, Any]) -> str:
     if experts:
         feedforward = f"{experts} experts of width {number(model['ffn'])}, {model['experts']['used']} used per token"
         used = f", of which one token uses {number(params['active'])}"
+    switch, switched = model["switch"], ""
+    if switch["count"]:
+        kinds = switch["on"].replace("_", " and ")
+        switched = f" (each key/value head mixes {switch['used']} of its {switch['count']} {kinds} projections)"
     gates = ", no gate"
     if model["gates"]:
         gates = ". ".join((f"; {number(params['gate'])} are gates", *map(_gate_in_words, model["gates"])))
     return (
         f"<p>A {model['layers']}-layer Transformer of width {number(model['width'])}, with {model['heads']} query "
-        f"and {model['kv_heads']} key/value heads of {model['head_dim']} channels and {feedforward}: "
+        f"and {model['kv_heads']} key/value heads of {model['head_dim']} channels{switched} "
+        f"and {feedforward}: "
         f"{number(params['total'])} parameters{used}{gates}. "
         f"It was trained on {number(ledger['tokens'])} tokens of "
         f"{escape(str(ledger['corpus']['name']))}, {number(ledger['tokens_per_second'])} a second.</p>"
@@ -94,7 +99,7 @@ def _gate_in_words(gate: dict[str, str]) -> str:
 
 def _final(ledger: dict[str, Any]) -> str:
     """The last figures of a run that apply to it, each beside what it is and what it is to be read against."""
-    final, skip = ledger["final"], "without the first four queries"
+    final, skip = ledger["final"], "this figure from query 4 on"
     beside: dict[str, dict[str, Any]] = {
         "val/loss": ledger["baselines"],
         "f_attn": _uniform(ledger) | {skip: final.get("f_attn_skip4")},

@@ -85,7 +85,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder}: another process trains this run, wait for it; or give fit another name=") from None
+            raise ValueError(f"{folder}: another process trains this run, wait for it or give fit a name=") from None
         yield
 
 

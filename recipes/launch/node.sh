@@ -5,4 +5,6 @@
 set -euo pipefail
 
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
-exec torchrun --standalone --nproc-per-node "$gpus" -m gatedlm.fit "$@" trainer.devices="$gpus" trainer.nodes=1
+words=("${@:?words of gatedlm.fit, such as recipe=dense-500m}" trainer.devices="$gpus" trainer.nodes=1)
+python -m gatedlm.plan "${words[@]}" >/dev/null # one line for wrong words, of which each rank would make a page
+exec torchrun --standalone --nproc-per-node "$gpus" -m gatedlm.fit "${words[@]}"

@@ -4,7 +4,10 @@
 # The folder of the run and the prepared corpus lie on storage that all of them see.
 set -euo pipefail
 
+meet=${HEAD:?the machine where they meet}:${PORT:-29400}
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
-exec torchrun --nnodes "${NODES:?how many machines}" --nproc-per-node "$gpus" --max-restarts 0 \
-  --rdzv-backend c10d --rdzv-endpoint "${HEAD:?the machine where they meet}:${PORT:-29400}" --rdzv-id gatedlm \
-  -m gatedlm.fit "$@" trainer.devices="$gpus" trainer.nodes="$NODES"
+words=("${@:?words of gatedlm.fit, such as recipe=dense-500m}")
+words+=(trainer.devices="$gpus" trainer.nodes="${NODES:?how many machines}")
+python -m gatedlm.plan "${words[@]}" >/dev/null # one line for wrong words, of which each rank would make a page
+exec torchrun --nnodes "$NODES" --nproc-per-node "$gpus" --max-restarts 0 \
+  --rdzv-backend c10d --rdzv-endpoint "$meet" --rdzv-id gatedlm -m gatedlm.fit "${words[@]}"

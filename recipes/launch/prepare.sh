@@ -9,4 +9,5 @@
 #SBATCH --output=%x-%A-%a.log
 set -euo pipefail
 
-exec python -m gatedlm.prepare "$@" shards="$SLURM_ARRAY_TASK_COUNT" shard="$SLURM_ARRAY_TASK_ID"
+exec python -m gatedlm.prepare "${@:?words of gatedlm.prepare, such as recipe=dense-1.7b-28l}" \
+  shards="${SLURM_ARRAY_TASK_COUNT:?give sbatch --array=0-63}" shard="$SLURM_ARRAY_TASK_ID"

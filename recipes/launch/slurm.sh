@@ -15,9 +15,13 @@
 #SBATCH --output=%x-%j.log
 set -uo pipefail
 
+words=("${@:?words of gatedlm.fit, such as recipe=moe-15a2b}")
+words+=(trainer.devices="${SLURM_NTASKS_PER_NODE:?give sbatch --ntasks-per-node}")
+words+=(trainer.nodes="${SLURM_JOB_NUM_NODES:?start it by sbatch}")
+python -m gatedlm.plan "${words[@]}" >/dev/null || exit # one line for wrong words, of which each rank would make a page
+
 # The first rank says by its status that it was stopped, which is no reason to kill the others; lost ones end in time.
-srun --kill-on-bad-exit=0 --wait=120 python -m gatedlm.fit "$@" \
-  trainer.devices="$SLURM_NTASKS_PER_NODE" trainer.nodes="$SLURM_JOB_NUM_NODES"
+srun --kill-on-bad-exit=0 --wait=120 python -m gatedlm.fit "${words[@]}"
 status=$?
 
 if [ "$status" -eq 138 ]; then # 128 + SIGUSR1: all is saved
