@@ -1,11 +1,13 @@
 """Pages made from what already says it: lessons, recipes, results and docstrings; mkdocs runs this before it builds.
 
-Nothing is executed: a lesson's page shows the figures that lie in tutorials/figures.
+Nothing is executed: a lesson's page shows what its cells printed and drew, as it lies in tutorials/figures.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,15 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/gatedlm/gatedlm/blob/main/"  # for files that are no pages
-CELLS = re.compile(r"^---\n.*?^---\n", re.M | re.S)
+KEPT = ROOT / "tutorials" / "figures"
+WIDE = "---\nhide: [toc]\n---\n\n"  # the width of the table of contents goes to code and tables
+VERDICTS = ("holds", "fails", "too small to say")
+LESSONS = """One idea each, a picture each, about a minute of computing or less. Each builds on earlier ones alone and
+ends in assertions of what was learnt. They are scripts, `python tutorials/04_the_sink_seen.py`; `jupytext --to notebook
+tutorials/*.py` makes notebooks of them."""
+FINDINGS = """Tables and figures of the paper, trained anew at sizes for two CPU cores, and how many of the paper's
+claims hold there. Many are claims about large models: each page says from which scale on one is expected. What
+surprised us is in the [log](LOG.md)."""
 
 
 def main() -> None:
@@ -44,25 +54,42 @@ def title(text: str) -> str:
 
 
 def lessons() -> None:
-    """Each lesson as text and code, with the figures it has drawn."""
-    entries = []
+    """Each lesson as text and code, every cell with what it printed and drew."""
+    entries, lines = [], []
     for file in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
-        text = CELLS.sub("", jupytext.writes(jupytext.read(file), fmt="md"), count=1)
-        pictures = sorted((ROOT / "tutorials" / "figures").glob(f"{file.stem}*.svg"))
-        for picture in pictures:
-            write(f"lessons/{picture.name}", picture.read_text())
-        shown = "\n".join(f"![what this lesson draws]({picture.name})" for picture in pictures)
-        write(f"lessons/{file.stem}.md", f"{text}\n\n{shown}\n\n`python tutorials/{file.name}` runs it.\n")
-        entries.append((title(text), f"{file.stem}.md"))
-    write("lessons/index.md", "# Lessons\n\n" + "".join(f"1. [{name}]({page})\n" for name, page in entries))
+        parts = [*_cells(file), f"`python tutorials/{file.name}` runs this lesson."]
+        page, name = f"{file.stem}.md", title(parts[0])
+        write(f"lessons/{page}", WIDE + "\n\n".join(parts) + "\n")
+        entries.append((name, page))
+        known = re.search(r"\*\*You will know\*\* (.*?)(?=\n\n|\Z)", parts[0], re.S)
+        lines.append(f"**[{name}]({page})** You will know {known[1] if known else ''}\n\n")
+    write("lessons/index.md", f"# Lessons\n\n{LESSONS}\n\n" + "".join(lines))
     menu("lessons", [("Lessons", "index.md"), *entries])
+
+
+def _cells(lesson: Path) -> Iterator[str]:
+    """A lesson's text, code, output and drawings, in this order for each cell; a drawing is named by its heading."""
+    number, heading = 0, ""
+    for cell in jupytext.read(lesson).cells:
+        if cell.cell_type == "markdown":
+            heading = (re.findall(r"^#+ (.+)$", cell.source, re.M) or [heading])[-1]
+            yield cell.source
+            continue
+        number += 1
+        place = KEPT / f"{lesson.stem}-{number:02}"
+        yield f"```python\n{cell.source}\n```"
+        if (printed := place.with_suffix(".txt")).exists():
+            yield f"``` {{ .text .output }}\n{printed.read_text()}```"
+        if (drawn := place.with_suffix(".svg")).exists():
+            write(f"lessons/{drawn.name}", drawn.read_text())
+            yield f"![{heading}: what the cell above draws]({drawn.name})"
 
 
 def recipes() -> None:
     """What each ready recipe shows, where it runs and how long it takes, from its own ``about``."""
     lines = ["# Recipes", "", "| recipe | shows | runs on | takes |", "|---|---|---|---|"]
-    for file in sorted((ROOT / "recipes").glob("*.yaml")):
-        about = yaml.safe_load(file.read_text())["about"]
+    abouts = {file: yaml.safe_load(file.read_text())["about"] for file in (ROOT / "recipes").glob("*.yaml")}
+    for file, about in sorted(abouts.items(), key=_small_first):
         said = " | ".join(map(str, about.values()))
         lines.append(f"| [`{file.stem}`]({SOURCE}recipes/{file.name}) | {said} |")
     lines += [
@@ -75,20 +102,36 @@ def recipes() -> None:
     for group in ("scale", "gate", "data", "debug"):
         names = ", ".join(f"`{file.stem}`" for file in sorted((ROOT / "recipes" / group).glob("*.yaml")))
         lines.append(f"| `{group}=` | {names} |")
-    write("recipes.md", "\n".join(lines) + "\n")
+    write("recipes.md", WIDE + "\n".join(lines) + "\n")
+
+
+def _small_first(entry: tuple[Path, dict[str, str]]) -> tuple[bool, int, str]:
+    file, about = entry
+    machines = re.match(r"\d+", about["runs_on"])
+    return "GPU" in about["runs_on"], int(machines[0]) if machines else 99, file.stem
 
 
 def findings() -> None:
-    """The maintainers' results and the log of what surprised them."""
-    entries = []
-    for file in sorted((ROOT / "results").glob("*.md")):
-        text = file.read_text()
-        write(f"findings/{file.name}", _with_links_out(text, file.parent))
+    """The maintainers' results, with their figures a page further, and the log of what surprised them."""
+    entries, lines = [], []
+    for file in sorted((ROOT / "results").glob("*-*.md")):
+        text, drawn, verdicts = file.read_text(), file.with_suffix(".html"), _verdicts(file.with_suffix(".json"))
+        write(f"findings/{drawn.name}", drawn.read_text())
+        link = f"[The same with figures]({drawn.name})\n\n" * ("<svg" in drawn.read_text())
+        shown = _with_links_out(text, file.parent).replace(" ± ", " ±\u00a0").replace("## ", f"{link}## ", 1)
+        write(f"findings/{file.name}", WIDE + shown)
         entries.append((title(text), file.name))
-    log = [entry for entry in entries if entry[1] == "LOG.md"]
-    rest = [entry for entry in entries if entry not in log]
-    write("findings/index.md", "# Findings\n\n" + "".join(f"- [{name}]({page})\n" for name, page in rest + log))
-    menu("findings", [("Findings", "index.md"), *rest, *log])
+        lines.append(f"| [{title(text)}]({file.name}) | " + " | ".join(str(verdicts[each]) for each in VERDICTS) + " |")
+    log = ROOT / "results" / "LOG.md"
+    write("findings/LOG.md", _with_links_out(log.read_text(), log.parent))
+    entries.append((title(log.read_text()), log.name))
+    head = f"| finding | {' | '.join(VERDICTS)} |\n|---|---:|---:|---:|"
+    write("findings/index.md", f"{WIDE}# Findings\n\n{FINDINGS}\n\n{head}\n" + "\n".join(lines) + "\n")
+    menu("findings", [("Findings", "index.md"), *entries])
+
+
+def _verdicts(result: Path) -> Counter[str]:
+    return Counter(claim["verdict"] for claim in json.loads(result.read_text())["claims"])
 
 
 def _with_links_out(text: str, folder: Path) -> str:

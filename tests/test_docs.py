@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jupytext
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -97,3 +99,20 @@ def test_a_page_names_modules_and_files_that_exist(page: Path):
     root = ADD.parents[1]
     for name in set(re.findall(r"`((?:gatedlm|recipes|tests|data)/[\w/.-]*)`", text)) - {"recipes/gate/sdpa-tanh.yaml"}:
         assert (root / name).exists() or "NAME" in name, name
+
+
+@pytest.mark.parametrize("lesson", sorted((ADD.parents[1] / "tutorials").glob("*.py")), ids=lambda file: file.stem)
+def test_what_a_lesson_prints_and_draws_is_kept_for_its_page(lesson: Path):
+    """By docs/figures.py, under the number of the cell: no drawing is missing, and none is left from another cell."""
+    code = [cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "code"]
+    for call, kind in (("plt.show(", "svg"), ("print(", "txt")):
+        kept = {int(file.stem[-2:]) for file in (lesson.parent / "figures").glob(f"{lesson.stem}-*.{kind}")}
+        assert kept == {number for number, source in enumerate(code, 1) if call in source}
+
+
+def test_a_docstring_in_two_columns_becomes_a_list():
+    pytest.importorskip("griffe", reason="the site's packages are not installed")
+    as_list = runpy.run_path(str(ADD.parent / "docstrings.py"))["as_list"]
+    assert as_list("rows   one\n       and two\nlonger three") == "- **rows**: one\n  and two\n- **longer**: three"
+    for prose in ("One line.", "A line of prose.\nAnd  another", "key  text\nprose that goes on"):
+        assert as_list(prose) == prose

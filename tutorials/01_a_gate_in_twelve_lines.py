@@ -71,8 +71,9 @@ layer = Attention(spec)
 print(*(f"{name:<24}{tuple(weight.shape)}" for name, weight in layer.named_parameters()), sep="\n")
 
 # %% [markdown]
-# The same five matrices go in. Rotary positions are switched off by turning every pair of channels by the angle 0,
-# whose cosine is 1 and whose sine is 0. The outputs should be equal.
+# The same five matrices go in. Two things that we left out above are switched off: the norm on queries and keys
+# (`qk_norm`), and rotary positions (lesson 8), by turning every pair of channels by the angle 0, whose cosine is 1 and
+# whose sine is 0. The outputs should be equal.
 
 # %%
 no_turn = torch.ones(1, T, 1, D), torch.zeros(1, T, 1, D)

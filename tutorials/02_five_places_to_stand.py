@@ -56,8 +56,8 @@ plt.show()
 #
 # A gate computes its scores from x by a matrix of its own: one column of C numbers for each score. Query and SDPA gates
 # have a score for each channel of each query head; key and value gates for the key/value heads, of which there are
-# fewer; an output gate one for each channel of the model. `ModelSpec` counts without building anything, so we can ask
-# for the paper's mixture of 15 billion parameters.
+# fewer, since several query heads share one (grouped-query attention); an output gate one for each channel of the
+# model. `ModelSpec` counts without building anything, so we can ask for the paper's mixture of 15 billion parameters.
 
 # %%
 PAPER = {"layers": 24, "width": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128}
@@ -90,7 +90,7 @@ except ValueError as refusal:
 #
 # Here are six small models that differ in the place of the gate alone. `initialise` draws each matrix from the seed and
 # the matrix's own name, so the shared ones are equal. We read what the first attention layer writes into the residual
-# stream and compare it with the model without a gate.
+# stream, the running sum to which every layer adds its part, and compare it with the model without a gate.
 
 # %%
 SMALL = {"vocab": 256, "layers": 1, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 176}
@@ -118,8 +118,9 @@ for place, name in PLACES.items():
 
 # %% [markdown]
 # The shapes tell what each gate depends on. A score on the *value* belongs to the token that is looked at: all who look
-# there get the same share. A score on the *SDPA output* belongs to the token that looks: it can refuse what attention
-# brought, whatever that was. This dependence on the query is what the paper's best gate has and the others lack.
+# there get the same share. A score on the *SDPA output* belongs to the token that looks: it can refuse what a head
+# brought, whatever that was. This dependence on the query is what the paper credits its best gate with. The gate on the
+# *output* has it too, but comes after W_O has mixed the heads with one another.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained", sharey=True)

@@ -42,9 +42,9 @@ print("M is", tuple(one_matrix.shape), "and has rank", rank)
 # W_V.
 #
 # Now put something between. In gatedlm's words a gate is Y' = Y · σ(X W); `combine="replace"` puts a function of Y in
-# its place, for which the paper tries an RMSNorm and a SiLU (Table 3). Below is the smallest head there is: one token
-# looks at one other. A value gate (G2) asks the token that is looked at for its score, an SDPA gate (G1) the one that
-# looks; that is all the difference between them.
+# its place, for which the paper tries an RMSNorm (Y divided by its root mean square) and a SiLU, Y · σ(Y), in Table 3.
+# Below is the smallest head there is: one token looks at one other. A value gate (G2) asks the token that is looked at
+# for its score, an SDPA gate (G1) the one that looks; that is all the difference between them.
 
 # %%
 BETWEEN = {
@@ -114,8 +114,8 @@ COLOURS = dict(zip(heads, ("#000000", "#E69F00", "#009E73", "#56B4E9", "#0072B2"
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, values in spectra.items():
     axes.semilogy(range(1, 41), values[:40].clamp(min=1e-8), STYLES[name], color=COLOURS[name], ms=4, label=name)
-axes.axvline(D + 0.5, color="grey", lw=1)
-axes.text(D + 1, 1e-4, "width of the head", color="grey")
+axes.axvline(D + 0.5, color="dimgrey", lw=1)
+axes.text(D + 1.5, 1e-4, "width of the head", color="dimgrey")
 axes.set(xlabel="direction of the input", ylabel="response (largest = 1)", title="What a head hears")
 axes.legend(frameon=False)
 plt.show()
@@ -157,7 +157,8 @@ print({name: round(value, 3) for name, value in share.items()})
 
 figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
 axes.barh(list(share), [100 * value for value in share.values()], color=list(COLOURS.values()))
-axes.axvline(50, color="grey", lw=1, ls=":")
+axes.axvline(50, color="dimgrey", ls=":", label="always pass one half")
+axes.legend(frameon=False, loc="upper right")
 axes.set(xlabel="variance of the target explained (%)", title="Pass it on if the looking token wants it", xlim=(0, 100))
 axes.invert_yaxis()
 plt.show()

@@ -3,7 +3,7 @@
 #
 # The shares of attention add up to one, always. A head that has nothing to look at must look somewhere, and language
 # models learn to look at the first token: the *attention sink*. In the paper's baseline nearly half of all attention
-# goes there. Here we grow one in a single head, in half a minute, and then grow another head with a gate.
+# goes there. Here we grow one in a single head, in less than a minute, and then grow another head with a gate.
 #
 # **You will know** why a sink arises, how to measure it, what happens to the value of the token that serves as one, and
 # that a head with a gate has no need of it.
@@ -84,7 +84,8 @@ for arm, gates in ARMS.items():
     models[arm], curves[arm] = trained(gates)
     with torch.no_grad():
         loss = next_token(models[arm](inputs).logits, targets).item() / targets.numel()
-    print(f"{arm:<14} loss {loss:.2f} nats, attention on the first token: {curves[arm][STEPS]}")
+    rest = ", ".join(f"{kind} {share:.3f}" for kind, share in curves[arm][STEPS].items())
+    print(f"{arm:<14} loss {loss:.2f} nats, attention on the first token: {rest}")
 
 # %% [markdown]
 # ## The sink over training
@@ -98,7 +99,7 @@ for arm, curve in curves.items():
     for kind, style in (("dormant", "-"), ("active", "--")):
         shares = [at[kind] for at in curve.values()]
         axes.plot([*curve], shares, style, color=COLOURS[arm], label=f"{arm}, {kind} queries")
-axes.axhline(even, color="grey", ls=":", label="an even spread")
+axes.axhline(even, color="dimgrey", ls=":", label="an even spread")
 axes.set(xlabel="step", ylabel="attention on the first token", title="A sink arises", ylim=(0, None))
 axes.legend(frameon=False, fontsize=8)
 plt.show()
@@ -106,8 +107,9 @@ plt.show()
 # %% [markdown]
 # ## Where the head looks
 #
-# The attention maps of one row. Lines are queries, columns the tokens they look at; queries on triggers are marked. On
-# those, both heads look one token back, sharply. On the others the ungated head returns to the first column.
+# The attention maps of one row. Lines are queries, columns the tokens they look at; queries on triggers are marked by a
+# triangle. On those, both heads look one token back, sharply. On the others the ungated head returns to the first
+# column.
 
 # %%
 SHOWN = 32

@@ -34,8 +34,9 @@ PROBE = "probe/f_attn_dormant"
 # command line into runs, here one for each gate, and `train` returns a run's *ledger*, with all that was measured at
 # its end. (In a shell: `python -m gatedlm.fit recipe=sink gate=sdpa-elementwise,sdpa-ns-sigmoid,sdpa-constant`.)
 #
-# Beside the ledger there is metrics.jsonl, with a line for each step. The sink comes and goes while it forms, so we
-# take the mean of what was measured in the last hundred steps.
+# Beside the ledger there is metrics.jsonl, with a line for each step. On some of them stands what a *probe* saw, a look
+# into the model on held-out rows, here every 25 steps. The sink comes and goes while it forms, so we take the mean of
+# the probes of the last hundred steps.
 
 
 # %%

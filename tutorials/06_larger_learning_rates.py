@@ -66,12 +66,12 @@ plt.show()
 
 # %% [markdown]
 # At the two smaller rates the gated model is clearly ahead; at the largest both have come apart. The sandwich norm
-# keeps activations small by force, so that the rate hardly matters, and pays for it at moderate rates.
+# keeps activations small by force, so that the rate hardly matters, and pays for it at the smallest rate.
 #
 # ## Spikes
 #
-# The paper's largest effect are loss spikes: dozens in its baseline, hardly any with a gate. They are rare events of
-# long runs; here there are none to compare. But we can see how they are found. gatedlm compares each step with the
+# The paper sees its largest effect in loss spikes: dozens in its baseline, hardly any with a gate. They are rare events
+# of long runs; here there are none to compare. But we can see how they are found. gatedlm compares each step with the
 # *median* of a window before it and asks for a rise that is large in nats and against the scatter around that median.
 # Noise does not pass; a spike planted in the same curve does.
 

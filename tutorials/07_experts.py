@@ -73,7 +73,9 @@ def counts_by_domain(layer, generator):
 
 # %% [markdown]
 # Three trainings that differ in the balance loss alone: none, counted in each micro-batch, counted over the global
-# batch (here: both micro-batches). One optimizer step sees one micro-batch of each domain.
+# batch (here: both micro-batches). One optimizer step sees one micro-batch of each domain. Afterwards we ask for the
+# error; how full the fullest expert is, as a multiple of its even share; and how much goes to *specialists*: the picks
+# that an expert gets from the domain it serves most, as a share of all picks.
 
 
 # %%
@@ -117,15 +119,15 @@ for axes, (balance, result) in zip(panels, results.items(), strict=True):
     shares = 100 * result["shares"]
     axes.bar(range(EXPERTS), shares[0], color="#0072B2", label="domain 0")
     axes.bar(range(EXPERTS), shares[1], bottom=shares[0], color="#E69F00", label="domain 1")
-    axes.axhline(100 / EXPERTS, color="black", ls=":", lw=1)
-    axes.set(title=f"balance over: {balance}", xlabel="expert", xticks=range(EXPERTS))
+    axes.axhline(100 / EXPERTS, color="black", ls=":", label="an even share")
+    axes.set(title=f"balance over: {balance}", xlabel="expert", xticks=range(EXPERTS), ylim=(0, 27))
 panels[0].set_ylabel("share of all picks (%)")
-panels[0].legend(frameon=False)
+figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
 plt.show()
 
 # %% [markdown]
-# Without balance, each domain crowds into its favourites and other experts stand idle, which is a waste of memory, and
-# of time when the experts live on different machines. Balance in each micro-batch makes every expert serve both
+# Without balance, each domain crowds into its favourites and other experts have little to do, a waste of memory, and of
+# time when the experts live on different machines. Balance in each micro-batch makes every expert serve both
 # domains, since each domain alone must be spread over all eight; the error pays for it. Balance over the global batch
 # is as even and lets the experts specialise.
 #

@@ -10,6 +10,7 @@
 
 # %%
 import math
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,8 +56,8 @@ print(slow, "of", D // 2, "pairs turn less than once within", TRAINED, "tokens")
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, (colour, style) in STYLES.items():
     axes.semilogy(range(1, D // 2 + 1), turns[name], style, color=colour, ms=3, label=name)
-axes.axhline(1, color="grey", lw=1)
-axes.text(D // 2, 1.2, "one turn in the trained text", color="grey", ha="right")
+axes.axhline(1, color="dimgrey", lw=1)
+axes.text(D // 2, 1.2, "one turn in the trained text", color="dimgrey", ha="right")
 axes.set(xlabel="pair of channels", ylabel=f"turns in {TRAINED} tokens", title="How fast each pair turns")
 axes.legend(frameon=False)
 plt.show()
@@ -66,7 +67,7 @@ plt.show()
 # with the tokens packed more densely. A larger **base** slows the pairs more the slower they were; the paper goes from
 # 10,000 to 1,000,000 and trains on. **YaRN** ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)) divides the slow
 # pairs by the factor, the fast ones little or not at all, since nearby tokens are told apart by those, and sharpens
-# attention a little, since more tokens compete.
+# attention a little, by a factor on its logits (what the softmax takes), since more tokens compete.
 
 # %%
 yarn = turns["YaRN"] / turns["as trained"]
@@ -106,7 +107,7 @@ figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, (colour, style) in STYLES.items():
     places = [TRAINED * (part + 0.5) for part in range(len(found[name]))]
     axes.plot(places, found[name], style, color=colour, ms=4, label=name)
-axes.axvline(TRAINED, color="grey", lw=1, label="trained length")
+axes.axvline(TRAINED, color="dimgrey", lw=1, label="trained length")
 axes.set(xlabel="place in the text (tokens)", ylabel="loss on triggers (nats)", title="Finding the key before")
 axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
@@ -125,7 +126,7 @@ plt.show()
 # likes; a completion is right if it holds the answer.
 
 # %%
-print(needles.lesson("needle", characters=300, seed=SEED))
+print(textwrap.fill(needles.lesson("needle", characters=300, seed=SEED), 100, replace_whitespace=False))
 puzzle = needles.Example(prompt=[], answers=("1234",))
 right, wrong = needles.solved(puzzle, " 1234."), needles.solved(puzzle, " 1243.")
 print("1234 is right:", right, " 1243 is right:", wrong)

@@ -72,7 +72,7 @@ killed_after = len(losses("two"))
 print("killed after step", killed_after, "; saved:", sorted(path.name for path in (OUT / "two/checkpoints").iterdir()))
 
 # %% [markdown]
-# The same command again goes on from the newest checkpoint.
+# The same command again goes on from the newest whole checkpoint: a kill may tear the one that is being written.
 
 # %%
 going_on = subprocess.run(command("fit", *COMMON, *TWO), capture_output=True, text=True)
@@ -90,7 +90,7 @@ left.axvline(killed_after, color="#0072B2", ls=":", label="killed, went on")
 left.set(xlabel="step", ylabel="training loss (nats per token)", title="One run, either way")
 left.legend(frameon=False)
 right.semilogy([*apart], [max(value, 1e-9) for value in apart.values()], "o", color="#0072B2", ms=4)
-right.set(xlabel="step", ylabel="difference (nats)", title="How far apart", ylim=(1e-9, 1e-3))
+right.set(xlabel="step", ylabel="difference (nats), none as 1e-9", title="How far apart", ylim=(5e-10, 1e-3))
 plt.show()
 
 # %% [markdown]
@@ -99,7 +99,8 @@ plt.show()
 # ## On paper: 8 and 64 GPUs
 #
 # `plan` computes memory, time and cost of a run, by arithmetic alone. Here the paper's mixture of 15 billion
-# parameters, with its gate. On 8 GPUs and on 64: does it fit, what is a step bound by, how long does it take?
+# parameters, with its gate. On 8 GPUs and on 64: does it fit, what is a step bound by, how long does it take? (A *rank*
+# is one process, on one GPU.)
 
 # %%
 paper = ["recipe=moe-15a2b", "gate=sdpa-elementwise", "device=h100"]

@@ -11,6 +11,7 @@ import importlib
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -68,16 +69,17 @@ if __name__ == "__main__":
 words = ["recipe=sink", "gate=none,steep.yaml", f"seed={','.join(map(str, SEEDS))}"]
 brief = ["trainer.steps=150", "trainer.probe_every=0", "trainer.val_every=0"]
 done = subprocess.run([sys.executable, "my_gate.py", *words, *brief], cwd=HERE, capture_output=True, text=True)
-print(done.stdout[-1200:], done.stderr)
+print(*done.stdout.splitlines()[-23:], done.stderr, sep="\n")
 
 # %% [markdown]
 # ## The verdict
 #
-# Each run left a ledger. Two claims about the new gate, each a number for each seed that is above 0 where the claim is
-# true: dormant queries put less attention on the first token than without a gate; and the loss is lower.
+# The table above judges by itself; here is how, from the ledger that each run left. Two claims about the new gate, each
+# a number for each seed that is above 0 where the claim is true: dormant queries put less attention on the first token
+# than without a gate; and the loss is lower.
 
 # %%
-print(RULE)
+print(textwrap.fill(RULE, 100))
 finals, folders = {}, {}
 for file in HERE.glob("runs/*/ledger.json"):
     ledger = json.loads(file.read_text())
@@ -129,7 +131,7 @@ try:
     convert(str(chosen), HERE / "for-transformers", "transformers")
 except ValueError as refusal:
     refused = str(refusal)
-    print(refused)
+    print(textwrap.fill(refused, 100))
 
 before, after = open_model(str(chosen)).net, open_model(str(out)).net
 tokens = torch.arange(64)[None]
