@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from gatedlm.command import command
 from gatedlm.studies.words import check, option
 
 USAGE = """\
@@ -43,19 +44,14 @@ def main(words: list[str]) -> None:
 
     Exit status 2 with one line for words, or a file or model that cannot be read, 130 after Ctrl-C.
     """
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    try:
-        options = dict(option(word) for word in words)
-        subject = next(iter(options))
-        check("first word", subject, SUBJECTS)
-        SUBJECTS[subject](options)
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    command(words, USAGE, _analyze)
+
+
+def _analyze(words: list[str]) -> None:
+    options = dict(option(word) for word in words)
+    subject = next(iter(options))
+    check("first word", subject, SUBJECTS)
+    SUBJECTS[subject](options)
 
 
 def _model(options: dict[str, str]) -> None:

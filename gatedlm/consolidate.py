@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from gatedlm.catalogue import expanded
+from gatedlm.command import command
 
 USAGE = """\
 usage: python -m gatedlm.consolidate run=RUN [out=FOLDER] [shard=GIGABYTES]
@@ -19,14 +20,7 @@ WORDS = ("run", "out", "shard")
 
 def main(words: list[str]) -> None:
     """Write the weights and say where; exit status 2 with one line for what cannot be read or written."""
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    try:
-        _consolidate(words)
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
+    command(words, USAGE, _consolidate)
 
 
 def _consolidate(words: list[str]) -> None:

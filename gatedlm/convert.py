@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
+
+from gatedlm.catalogue import expanded
+from gatedlm.command import command
 
 USAGE = """\
 usage: python -m gatedlm.convert in=MODEL out=FOLDER to=gatedlm|transformers|official
@@ -29,19 +31,15 @@ def main(words: list[str]) -> None:
 
     130 after Ctrl-C, and then nothing is left.
     """
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    try:
-        given = _options(words)
-        from gatedlm.hub import convert
+    command(words, USAGE, _convert)
 
-        class_name, files = convert(given["in"], Path(os.path.expanduser(given["out"])), given["to"])
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+
+def _convert(words: list[str]) -> None:
+    given = _options(words)
+
+    from gatedlm.hub import convert
+
+    class_name, files = convert(given["in"], Path(expanded(given["out"])), given["to"])
     print(*files, sep="\n")
     print(f"{given['out']}: {class_name}")
 

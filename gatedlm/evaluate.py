@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gatedlm.command import command
 from gatedlm.evaluation.words import asked
 
 USAGE = """\
@@ -38,20 +39,15 @@ for example: python -m gatedlm.evaluate run=runs/A,runs/B tasks=perplexity,needl
 
 def main(words: list[str]) -> None:
     """Print the figures; exit status 2 with one line for what cannot be read, 130 after Ctrl-C."""
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    try:
-        wanted = asked(words)
+    command(words, USAGE, _evaluate)
 
-        from gatedlm.evaluation.session import evaluate  # here: usage and a wrong word answer before torch is loaded
 
-        evaluate(wanted)
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+def _evaluate(words: list[str]) -> None:
+    wanted = asked(words)
+
+    from gatedlm.evaluation.session import evaluate  # here: usage and a wrong word answer before torch is loaded
+
+    evaluate(wanted)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gatedlm.catalogue import usage
+from gatedlm.command import command, say
 
 if TYPE_CHECKING:  # imported where it is used: usage and a wrong word answer before torch is loaded
     from gatedlm.recipe import Run
@@ -20,22 +21,8 @@ def main(words: list[str]) -> None:
 
     Exit status 2 with one line for words, data or a machine that cannot do it; 128 + N after signal N.
     """
-    if not words or {"-h", "--help"} & set(words):
-        print(usage())
-        return
-    try:
-        _fit(words)
-    except (ValueError, OSError) as error:
-        _say(error)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:  # before the first step; from there on the run saves itself
-        _say("stopped: the same command goes on")
-        raise SystemExit(130) from None
-
-
-def _say(what: Exception | str) -> None:
-    """One line, whatever stands in the name of a file."""
-    print(*str(what).splitlines(), file=sys.stderr)
+    # It says so before the first step; from there on the run saves itself.
+    command(words, usage(), _fit, "stopped: the same command goes on")
 
 
 def _fit(words: list[str]) -> None:
@@ -109,7 +96,7 @@ def _sweep(runs: list[Run]) -> None:
             else:
                 ledgers[run.label] = apart(run)
         except (ValueError, OSError) as error:
-            _say(error)
+            say(error)
     console.print(comparison(ledgers))
     if arms := arms_table(ledgers):
         console.print(arms)

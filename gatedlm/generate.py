@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gatedlm.command import command
 
 if TYPE_CHECKING:  # imported where it is used: usage and a wrong word answer before torch is loaded
     from tokenizers import Tokenizer
@@ -43,18 +44,7 @@ HALF = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole cha
 
 def main(words: list[str]) -> None:
     """Write the texts; exit status 2 with one line for words or a model that cannot be used, 130 after Ctrl-C."""
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    try:
-        _generate(words)
-    except BrokenPipeError:  # whoever read has enough; what is still buffered must not be written at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    command(words, USAGE, _generate)
 
 
 def _generate(words: list[str]) -> None:

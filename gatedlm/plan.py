@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from gatedlm.command import command
 
 USAGE = """\
 usage: python -m gatedlm.plan recipe=NAME [devices=N] [device=NAME] [group=NAME ...] [key=value ...]
@@ -22,16 +23,7 @@ for example: python -m gatedlm.plan recipe=moe-15a2b gate=sdpa-elementwise devic
 
 def main(words: list[str]) -> None:
     """Print the plan; exit status 2 with one line for words that no recipe or device bears."""
-    try:
-        if not words or {"-h", "--help"} & set(words):
-            print(USAGE, flush=True)
-        else:
-            _plan(words)
-    except BrokenPipeError:  # whoever read has enough; what is still buffered must not be written at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError, MemoryError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
+    command(words, USAGE, _plan)
 
 
 def _plan(words: list[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from gatedlm.command import command
+
 USAGE = """\
 usage: python -m gatedlm.prepare recipe=NAME [shards=N shard=I] [group=NAME ...] [key=value ...]
 
@@ -17,14 +19,7 @@ for example: python -m gatedlm.prepare recipe=dense-50m shards=4 shard=0"""
 
 def main(words: list[str]) -> None:
     """Prepare and say what there is; exit status 2 with one line for what cannot be read or written."""
-    if not words or {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    try:
-        _prepare(words)
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
+    command(words, USAGE, _prepare)
 
 
 def _prepare(words: list[str]) -> None:

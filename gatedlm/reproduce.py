@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Collection
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gatedlm.command import command
 from gatedlm.findings import LONG, NAMES, find
 from gatedlm.studies.words import folder
 
@@ -76,21 +75,9 @@ def main(words: list[str]) -> None:
 
     Exit status 2 with one line for what cannot be done; 128 + N after signal N.
     """
-    try:
-        if not words or {"-h", "--help"} & set(words) or words == ["list"]:
-            names = "\n".join(f"  {name:<10} {text}" for name, text in NAMES.items())
-            print(USAGE.format(names=names), flush=True)
-        else:
-            _reproduce(_order(words), f"python -m gatedlm.reproduce {shlex.join(words)}")
-    except BrokenPipeError:  # whoever read has enough; what is still buffered must not be written at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
-    except (ValueError, OSError) as error:
-        print(*str(error).splitlines(), file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt as stopped:  # the sweep says by which signal
-        print("stopped, all is saved: the same command goes on", file=sys.stderr)
-        raise SystemExit(128 + next(iter(stopped.args), signal.SIGINT)) from None
+    usage = USAGE.format(names="\n".join(f"  {name:<10} {text}" for name, text in NAMES.items()))
+    stopped = "stopped, all is saved: the same command goes on"
+    command([] if words == ["list"] else words, usage, _reproduce, stopped)
 
 
 def _order(words: list[str]) -> Order:
@@ -164,12 +151,13 @@ READ: dict[str, Any] = {
 }
 
 
-def _reproduce(order: Order, command: str) -> None:
+def _reproduce(words: list[str]) -> None:
     from rich.console import Console
 
     from gatedlm.findings.scales import SCALES
     from gatedlm.findings.sweep import sweep
 
+    order, asked = _order(words), f"python -m gatedlm.reproduce {shlex.join(words)}"
     console, scale = Console(markup=False), SCALES[order.scale]
     plans = [_plan(find(name), order, scale) for name in order.names]
     runs = {run.recipe.name: run for plan in plans for seeds in plan.runs.values() for run in seeds.values()}
@@ -180,7 +168,7 @@ def _reproduce(order: Order, command: str) -> None:
     _writable("runs", Path(next(iter(runs.values())).recipe.out))
     problems = sweep([*runs.values()], order.workers, console)
     for plan in plans:
-        console.print(_write(plan, order, command), soft_wrap=True, highlight=False)
+        console.print(_write(plan, order, asked), soft_wrap=True, highlight=False)
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
@@ -247,7 +235,7 @@ def _apart(runs: dict[str, dict[int, Run]]) -> int:
     return len({of_row[0].recipe.name for of_row in runs.values()})
 
 
-def _write(plan: Plan, order: Order, command: str) -> str:
+def _write(plan: Plan, order: Order, asked: str) -> str:
     from gatedlm.findings.finding import Table
     from gatedlm.findings.page import write
     from gatedlm.findings.records import record
@@ -259,7 +247,7 @@ def _write(plan: Plan, order: Order, command: str) -> str:
         for label, runs in plan.runs.items()
     }
     about = {
-        "command": command,
+        "command": asked,
         "scale": order.scale,
         "architecture": plan.architecture,
         "seeds": [*range(order.seeds)],

@@ -473,5 +473,6 @@ def test_a_reader_that_has_enough_ends_the_command(run: Path, monkeypatch: pytes
     os.close(read)
     with os.fdopen(write, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        command.main([f"run={run}", "prompt=das"])
+        with pytest.raises(SystemExit, match="141"):
+            command.main([f"run={run}", "prompt=das"])
         monkeypatch.undo()

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "gatedlm").rglob("*.py"))
 FLOORS = [
-    {"gatedlm", "gatedlm.model", "gatedlm.shapes", "gatedlm.catalogue"},
+    {"gatedlm", "gatedlm.model", "gatedlm.shapes", "gatedlm.catalogue", "gatedlm.command"},
     {
         "gatedlm.model.cache",
         "gatedlm.model.kernels",
