@@ -25,7 +25,8 @@ lm-eval:NAME        any task of lm-eval, if that is installed (extra eval); lm-e
   data.path=FILE   a file, folder or glob of your own; data.text_field= and data.domain_field= name its fields
   bytes=500000     how much of each domain; documents are read whole
   context=T        tokens that a model is shown; without it those it was trained with
-  lengths=L,L      of the long context tasks, in tokens; without it the trained context, twice and four times as many
+  lengths=L,L      of positions (the longest) and the long context tasks, in tokens; without it the trained context,
+                   twice and four times as many
   count=100        how many examples of each
   passages=FILE    for qa: rows with text, question and answer, as json, jsonl or parquet
   shots=N limit=N  for few-shot tasks: solved examples, and how many items of each subject

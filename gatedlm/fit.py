@@ -100,6 +100,9 @@ def _sweep(runs: list[Run]) -> None:
     console.print(comparison(ledgers))
     if arms := arms_table(ledgers):
         console.print(arms)
+    for run in runs:
+        if run.label in ledgers:
+            console.print(f"{Path(run.recipe.out, run.recipe.name)}  {run.label}", soft_wrap=True, highlight=False)
     if len(ledgers) < len(runs):
         raise SystemExit(2)
 

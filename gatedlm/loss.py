@@ -43,7 +43,7 @@ def next_token(
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
 
 
-LARGE = 2**26  # logits that are held at once: 256 MiB in fp32, several times over
+LARGE = 2**24  # logits that are held at once: 64 MiB in fp32, twice over
 
 
 def read_out(
@@ -89,14 +89,14 @@ class _InParts(torch.autograd.Function):
         to_weight = torch.zeros(weight.shape, device=x.device) if learning else None
         for rows in (slice(start, start + size) for start in range(0, len(x), size)):
             logits = F.linear(x[rows], weight)
-            logp = logits.float().log_softmax(-1)
+            kind, logp = logits.dtype, logits.float().log_softmax(-1)
+            del logits
             nats += F.nll_loss(logp, targets[rows], ignore_index=-100, reduction="sum")
             if to_x is not None and to_weight is not None:
                 kept = (targets[rows] >= 0)[:, None]
-                slope = logp.exp_().scatter_add_(1, targets[rows, None].clamp(min=0), -kept.float()) * kept
-                slope = slope.to(logits.dtype)
-                to_x[rows] = slope @ weight.to(logits.dtype)
-                to_weight += slope.T @ x[rows].to(logits.dtype)
+                slope = logp.exp_().scatter_add_(1, targets[rows, None].clamp(min=0), -kept.float()).mul_(kept).to(kind)
+                to_x[rows] = slope @ weight.to(kind)
+                _add_product(to_weight, slope.T, x[rows].to(kind))
         if to_x is not None and to_weight is not None:
             ctx.save_for_backward(to_x, to_weight.to(weight.dtype))
         return nats
@@ -105,6 +105,14 @@ class _InParts(torch.autograd.Function):
     def backward(ctx, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         return to_x * slopes[0], to_weight * slopes[0], None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, without room for the product where the types are the same."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def expert_counts(routing: list[Routing], valid: Bool[Tensor, "B T"]) -> Int[Tensor, "L E"]:

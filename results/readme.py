@@ -38,7 +38,7 @@ def findings() -> str:
         return ""
     lines = ["| claim | verdict | mean, 90 % interval | seeds | measured by |", "|---|---|---|---|---|"]
     others: Counter[str] = Counter()
-    seen = []
+    seen, failing = [], []
     for content in found:
         for claim in content["claims"]:
             if claim["support"] in seen and any(claim["support"].values()):
@@ -46,19 +46,28 @@ def findings() -> str:
             seen.append(claim["support"])
             if SCALES.index(claim["expected"]) > SCALES.index(content["scale"]):
                 others[claim["verdict"]] += 1
+                failing += [(claim, content)] * (claim["verdict"] == "fails")
             else:
                 lines.append(_line(claim, content))
     counts = ", ".join(f"{number} {verdict}" for verdict, number in others.most_common())
-    rest = f"Of the claims that are expected at larger scales only: {counts}.\n" if others else ""
+    rest = f"Of the claims that are expected at larger scales only: {counts}.{_failing(failing)}\n" if others else ""
     return "\n".join(lines) + "\n\n" + rest
+
+
+def _failing(claims: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    told = [f"{claim['claim']} ({_page(content)})" for claim, content in claims]
+    return f" Those that fail: {'; '.join(told)}." if told else ""
+
+
+def _page(content: dict[str, Any]) -> str:
+    name = f"{content['finding']}-{content['scale']}"
+    return f"[{name}](results/{name}.md)"
 
 
 def _line(claim: dict[str, Any], content: dict[str, Any]) -> str:
     found = spread({int(seed): value for seed, value in claim["support"].items()})
     measured = f"{found.mean:.3g}, {interval(found)} {claim['unit']}"
-    name = f"{content['finding']}-{content['scale']}"
-    cells = (claim["claim"], claim["verdict"], measured, str(found.seeds), f"[{name}](results/{name}.md)")
-    return bar(cells)
+    return bar((claim["claim"], claim["verdict"], measured, str(found.seeds), _page(content)))
 
 
 if __name__ == "__main__":

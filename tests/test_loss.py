@@ -216,10 +216,11 @@ def losses_and_gradients(model: GatedLM, tokens: Tensor, valid: Tensor, dtype: t
     return nats, torch.autograd.grad(nats / 3, list(model.parameters()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("most", [1, 5 * V, 27 * V])  # one token at a time, parts of 5, all but one
-def test_parts_give_the_loss_and_gradients_of_the_whole(tied, most, scramble, valid, monkeypatch):
-    model = scramble(embedding(tied)).double()
+def test_parts_give_the_loss_and_gradients_of_the_whole(dtype, tied, most, scramble, valid, monkeypatch):
+    model = scramble(embedding(tied)).to(dtype)
     tokens = torch.arange(N).view(B, T)
     whole, wanted = losses_and_gradients(model, tokens, valid)
     monkeypatch.setattr(loss, "LARGE", most)

@@ -44,7 +44,10 @@ def positions(reader: Reader, text: Text, length: int, count: int, advance: Adva
     starts = [(ids, i) for ids in documents for i in range(0, len(ids) - length + 1, length)][:count]
     if not starts:
         longest = max(map(len, documents))
-        raise ValueError(f"lengths={length}: the longest document of {text.origin} has {longest} tokens, take fewer")
+        raise ValueError(
+            f"positions over {length} tokens: the longest document of {text.origin} has {longest}, write "
+            f"lengths={longest} or fewer"
+        )
     told = reader.nats([Row([reader.first, *ids[i : i + length]], 1) for ids, i in starts], advance)
     scores = [_part([one.nats[low - 1 : high].tolist() for one in told], low, high) for low, high in parts(length)]
     return Outcome(scores, {"text": text.origin, "fingerprint": text.fingerprint, "context": reader.context})

@@ -124,7 +124,9 @@ def load_task(word: str, shots: int | None = None, limit: int | None = None) -> 
 def _spec(path: Path) -> TaskSpec:
     keys = _keys(path)
     if lacking := [key for key in ("kind", "items", "prompt", "answer") if not keys.get(key)]:
-        raise ValueError(f"{path}: no key {lacking[0]}, see the keys of TaskSpec")
+        raise ValueError(
+            f"{path}: no key {lacking[0]}, a task has kind, items, prompt and answer, for choice choices too"
+        )
     spec = TaskSpec(**keys)
     for key, least in LEAST.items():
         whole(f"{path}: {key}", str(getattr(spec, key)), least)
@@ -212,6 +214,8 @@ class _Telling:
         self.spec = spec
         world = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_there)
         choice = spec.kind == "choice"
+        if braced := [key for key in ("choices", "answer") if choice and "{{" in getattr(spec, key)]:
+            raise ValueError(f"{braced[0]}: for choice an expression, write it without braces: {braced[0]}: FIELD")
         try:
             self.lead, self.prompt = (world.from_string(text).render for text in (spec.lead, spec.prompt))
             self.choices = world.compile_expression(spec.choices, undefined_to_none=False) if choice else None

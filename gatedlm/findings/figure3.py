@@ -45,7 +45,7 @@ FINDING = Finding(
             "small",
         ),
         Claim(
-            "the SDPA gate is closed more often than open",
+            "the SDPA gate is more closed than open on average",
             lambda t: {seed: 0.5 - score for seed, score in t.finals("SDPA elementwise", "gate_score").items()},
             "mean score below 1/2",
             "tiny",

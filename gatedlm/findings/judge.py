@@ -14,7 +14,8 @@ RULE = (
     "A claim is measured once a seed, as a number that is above 0 where the claim is true. It holds if the two-sided "
     "90 % confidence interval of the mean over seeds (Student's t) lies above 0, fails if it lies below, and is too "
     "small to say otherwise; a single seed gives no verdict, and without any the claim is not measured. A run that "
-    "diverged counts with the loss it began with."
+    "diverged counts with the loss it began with. Expected from scale: the smallest at which there is reason to expect "
+    "the claim at all; a verdict at a smaller one says little about the paper's."
 )
 # Student's t at 95 %, by degrees of freedom; from the tenth on the tenth's, which only errs towards caution
 T95 = (math.inf, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)

@@ -117,7 +117,7 @@ FINDING = Finding(
     ),
     figures=(loss_over_rate, activations_over_rate),
     notes="Rows of one arm differ in the learning rate alone; gated and sandwich arms have their feed-forward narrowed "
-    "to the baseline's number of parameters (rounded up). Sensitivity is the mean over the rates of "
-    "min(loss, initial loss), less the best loss. In the paper the arms differ in loss spikes, too, in runs of 100,000 "
-    "steps.",
+    "to the baseline's number of parameters, or up to 2 % more by whole steps of width. Sensitivity is the mean over "
+    "the rates of min(loss, initial loss), less the best loss. In the paper the arms differ in loss spikes, too, in "
+    "runs of 100,000 steps.",
 )

@@ -50,4 +50,5 @@ FINDING = Finding(
             "small",
         ),
     ),
+    notes=table1.HIGH_RATE,
 )

@@ -247,9 +247,10 @@ def _made(setting: Setting) -> float:
 
 
 def logits(setting: Setting) -> float:
-    """Log-probabilities and two gradients in fp32; above ``LARGE`` logits so many of them, and W's gradient twice."""
+    """Log-probabilities and two gradients in fp32; above ``LARGE`` logits W's gradient twice, or once beside a part."""
     model, size = setting.model, setting.compute
     numbers = setting.tokens * model.vocab
     if numbers <= LARGE:
         return 3 * FP32 * numbers
-    return 3 * FP32 * LARGE + (FP32 + size) * model.vocab * model.width + size * setting.tokens * model.width
+    gradient = FP32 * model.vocab * model.width
+    return gradient + max(gradient * size / FP32, 2 * FP32 * LARGE) + size * setting.tokens * model.width

@@ -7,6 +7,7 @@ from gatedlm.planning.memory import FP32, STATES, Setting, activations, largest_
 from gatedlm.planning.text import FEW, asked, held
 from gatedlm.planning.work import blocks_share, flops
 
+NEAR = 0.5  # of a limit; below it nothing is worth a warning
 DISK, STORAGE = 1e9, 20e9  # bytes/s that a rank writes, and that shared storage takes from all: our assumptions
 
 
@@ -92,4 +93,4 @@ def breaks(setting: Setting) -> str:
         "text": f"the text, read {used['text'] * FEW:.2g} times: give a data.corpus of {needed:,.4g} G tokens",
         "batch": f"the batch, {setting.ranks} ranks on {setting.recipe.data.batch} sequences: raise data.batch first",
     }
-    return words[first]
+    return "nothing is near its limit; first " * (used[first] < NEAR) + words[first]

@@ -116,7 +116,9 @@ def _time(setting: Setting) -> Iterator[str]:
     yield f"assumed: {share:.0%} of the peak FLOP/s, {MEMORY:.0%} of memory's and {NETWORK:.0%} of the network's rate"
     yield f"a step needs {took}: {seconds:.3g} s, {tokens / seconds:,.0f} tokens/s a device, MFU {mfu:.0%}"
     yield f"the run takes at least {_cost(hours(setting), setting)}"
-    yield f"largest micro-batch that fits: {largest_micro(setting) or 'none'}"
+    most = largest_micro(setting)
+    every = ", all the sequences that a rank has" * (most == setting.recipe.data.batch // setting.ranks)
+    yield f"largest micro-batch that fits: {most or 'none'}{every}"
     yield f"what breaks first: {breaks(setting)}"
 
 
