@@ -43,7 +43,7 @@ def next_token(
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum")
 
 
-LARGE = 2**24  # logits that are held at once: 64 MiB in fp32, twice over
+LARGE = 2**25  # logits that are held at once: 128 MiB in fp32, twice over
 
 
 def read_out(
