@@ -35,7 +35,7 @@ usage: python -m gatedlm.reproduce NAME [key=value ...]
   rates=        learning rates of stability and table2, such as 3e-3,3e-2
   rows=         a part of the rows, by their labels
   out=results   where NAME-SCALE.md, .json and .html go; runs=runs where the runs lie. With other words or rows they are
-                called -changed-HASH, and -part where a result of more runs has the name already
+                called -changed-HASH, and -part-RUNS where a result of more has the name already
   dry=true      only say what would be trained and about how long it takes
   KEY=VALUE     any key of a recipe, for all rows alike
 
@@ -81,19 +81,22 @@ def main(words: list[str]) -> None:
 
 
 def _order(words: list[str]) -> Order:
-    name, *rest = words
+    (name, *rest), given = words, set[str]()
     _known("finding", name, (*NAMES, "all"))
     order = Order([n for n in NAMES if n not in LONG] if name == "all" else [name])
     for word in rest:
         key, _, value = word.partition("=")
         if not value:
             raise ValueError(f"{word!r} lacks a value: write key=value, such as seeds=3 or scale=tiny")
+        if key in given:
+            raise ValueError(f"{word!r}: {key}= is there already, give it once")
+        given.add(key)
         if key in READ:
             setattr(order, *READ[key](key, value))
             order.parts += [word] * (key in ("arch", "rates", "rows"))
         elif key == "runs":
             order.further[0] = f"out={value}"
-        elif key in ("seed", "recipe", "gate", "name", "debug"):
+        elif key in ("seed", "recipe", "gate", "name", "debug", "from", "origin"):
             raise ValueError(f"{word!r}: the rows of a finding choose that, change other keys or train runs by fit")
         else:
             order.further.append(word)
@@ -168,7 +171,10 @@ def _reproduce(words: list[str]) -> None:
     _writable("runs", Path(next(iter(runs.values())).recipe.out))
     problems = sweep([*runs.values()], order.workers, console)
     for plan in plans:
-        console.print(_write(plan, order, asked), soft_wrap=True, highlight=False)
+        try:
+            console.print(_write(plan, order, asked), soft_wrap=True, highlight=False)
+        except (ValueError, OSError) as error:  # of a run that cannot be read; other findings may do without it
+            problems.append(f"{plan.finding.name}: {error}")
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
@@ -254,7 +260,7 @@ def _write(plan: Plan, order: Order, asked: str) -> str:
         "words": [*order.parts, *order.further[1:]],
     }
     path = write(plan.finding, Table(plan.rows, found), about, order.out)
-    beside = ", beside a result of more runs, which stays" if path.stem.endswith("-part") else ""
+    beside = ", beside a result of more runs, which stays" if "-part-" in path.stem else ""
     return f"{plan.finding.name}: {path}{beside}"
 
 
@@ -275,7 +281,9 @@ def _print_plan(plans: list[Plan], runs: dict[str, Run], order: Order, scale: Sc
     console.print(table)
     todo = unfinished([*runs.values()])
     seconds = sum(map(scale.seconds, todo)) / order.workers
-    console.print(f"{len(todo)} of {len(runs)} runs to do, about {seconds:,.0f} s with workers={order.workers}")
+    console.print(
+        f"{len(todo)} of {len(runs)} runs to do, about {seconds:,.0f} s with workers={order.workers} on idle cores"
+    )
 
 
 if __name__ == "__main__":

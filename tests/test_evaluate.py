@@ -365,7 +365,7 @@ REFUSED = [
     (["run=nowhere", "tasks=needle"], "nowhere"),
     (["run=gated", "tasks=perplexity", "data=backcopy"], "data=backcopy: holds no text"),
     (["run=gated", "tasks=perplexity", "data.path=nowhere.txt"], "nowhere.txt: no file there"),
-    (["run=gated", "tasks=positions", "lengths=99999"], "lengths=99999: the longest document"),
+    (["run=gated", "tasks=positions", "lengths=99999"], "positions over 99999 tokens: the longest document"),
     (["run=gated", "tasks=qa"], "passages=FILE"),
     (
         ["run=gated", "tasks=qa", "passages=exact.json"],
@@ -402,3 +402,10 @@ def test_usage_answers_before_torch_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "tasks=TASK" in done.stdout, done.stderr
+
+
+def test_an_answer_beyond_the_context_is_refused(here: Path) -> None:
+    """Only its end would count, so that long answers would seem likely."""
+    reader = Reader(open_model("gated"), T, 64)
+    with pytest.raises(ValueError, match=r"are more than the context, give context=\d+"):
+        reader.pair("def", " x" * 10 * T)

@@ -346,7 +346,7 @@ def test_fewer_runs_do_not_replace_a_result(tmp_path: Path) -> None:
     whole = write_made(tmp_path, baseline=[4.0, 4.1], gated=[3.9, 3.8])
     before = whole.read_text()
     part = write_made(tmp_path, baseline=[5.0, 5.1], gated=[5.0])
-    assert (whole.name, part.name, whole.read_text()) == ("made-tiny.md", "made-tiny-part.md", before)
+    assert (whole.name, part.name, whole.read_text()) == ("made-tiny.md", "made-tiny-part-3.md", before)
     assert "1 of 4 runs are missing." in part.read_text() and "missing" not in before
     assert write_made(tmp_path, baseline=[5.0, 5.1], gated=[5.0, 5.1]) == whole and whole.read_text() != before
     (tmp_path / "made-tiny.json").write_text("{")
@@ -374,7 +374,7 @@ def test_a_sweep_with_a_problem_ends_with_status_2_and_keeps_the_fuller_result(
         reproduce.main(["sink", f"runs={tmp_path / 'runs'}", f"out={tmp_path}"])
     said = capsys.readouterr()
     assert (ended.value.code, said.err) == (2, "baseline seed=0: locked\n")
-    assert "sink-tiny-part.md, beside a result of more runs" in said.out
+    assert "sink-tiny-part-0.md, beside a result of more runs" in said.out
     assert json.loads((tmp_path / "sink-tiny.json").read_text()) == {"rows": rows}
 
 
@@ -463,6 +463,8 @@ def test_a_place_that_cannot_be_made_is_refused_before_the_sweep(
         (["sink", "arch=moe"], "arch=moe: the model of sink is one attention layer"),
         (["table1", "arch=dense"], "arch=dense: table1 cannot have k=8, q=48, +4 experts then"),
         (["table3", "data.path=notes"], "data.path=notes: data.corpus=stdlib reads no files of yours, add data=files"),
+        (["figure2", "from=runs/mine"], "'from=runs/mine': the rows of a finding choose that"),
+        (["figure2", "rows=baseline", "rows=SDPA headwise"], "'rows=SDPA headwise': rows= is there already"),
         (["all", "rows=baseline"], "rows=baseline: each finding has rows of its own"),
     ],
 )

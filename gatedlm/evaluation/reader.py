@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from reprlib import repr as short
 from typing import NamedTuple
 
 import torch
@@ -60,11 +61,15 @@ class Reader:
     def pair(self, prompt: str, continuation: str) -> Row:
         """A prompt whose continuation is asked about; white space at the prompt's end counts as the continuation's.
 
-        The text is encoded whole: how the prompt alone is encoded only says where the continuation begins.
+        The text is encoded whole: how the prompt alone is encoded only says where the continuation begins. ValueError
+        for a continuation beyond the context, of which only the end would count.
         """
         kept = prompt.rstrip()
         whole = self.encode(prompt + continuation)
-        return self.row(whole, len(self.encode(kept)) if kept else 0)
+        start = len(self.encode(kept)) if kept else 0
+        if (size := len(whole) - start) > self.context:
+            raise ValueError(f"{short(continuation)}: {size} tokens are more than the context, give context={size}")
+        return self.row(whole, start)
 
     def row(self, ids: list[int], start: int) -> Row:
         """``ids`` behind the model's first token, at most ``context`` before the last: more goes at the left.

@@ -60,7 +60,9 @@ def completion(reader: Reader, task: Task, advance: Advance) -> Marks:
     rows = [reader.pair(item.prompt, text) for item, text in zip(task.items, texts, strict=True)]
     told = reader.nats(rows, advance)
     acc = [(float(one.greedy.all()), 1.0) for one in told]
-    bits = [(one.total / math.log(2), float(len(text.encode()))) for one, text in zip(told, texts, strict=True)]
+    spaces = [item.prompt[len(item.prompt.rstrip()) :] for item in task.items]  # told with the text, see ``pair``
+    asked = [space + text for space, text in zip(spaces, texts, strict=True)]
+    bits = [(one.total / math.log(2), float(len(text.encode()))) for one, text in zip(told, asked, strict=True)]
     return Marks({"acc": acc, "bits_per_byte": bits}, rows, bits)
 
 

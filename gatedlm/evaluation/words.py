@@ -12,6 +12,7 @@ from gatedlm.studies.words import check, folder, option, whole
 
 HARNESS = "lm-eval:"
 ROPE = "model.rope."
+LISTS = ("run", "model", "tasks")  # words that may come several times
 LONGEST = 2**20  # tokens of a long context task, which is written out whole before a model reads it
 LEAST = {"bytes": 1, "context": 2, "count": 1, "limit": 1, "shots": 0, "seed": 0, "batch": 1}
 DATA = {"data": "corpus", "data.path": "path", "data.text_field": "text_field", "data.domain_field": "domain_field"}
@@ -51,6 +52,8 @@ def asked(words: list[str]) -> Asked:
         if not key.startswith(ROPE):
             check("word", key, WORDS)
     options = dict(pairs)
+    if twice := [key for key, _ in pairs if key not in LISTS and [one for one, _ in pairs].count(key) > 1]:
+        raise ValueError(f"{twice[0]}= is there twice, give it once")
     code = options.get("allow_code_execution", "false")
     if code not in ("true", "false"):
         raise ValueError(f"allow_code_execution={code}: write true or leave it out")

@@ -82,12 +82,13 @@ class Grid:
 def write(finding: Finding, table: Table, about: Mapping[str, Any], out: Path) -> Path:
     """Write the three files into ``out`` and return the Markdown's path; ``about`` says which command made them.
 
-    They are called NAME-SCALE, with -changed and a hash of the words if there were any, and with -part where a result
-    of more runs has that name: it stays.
+    They are called NAME-SCALE, with -changed and a hash of the words if there were any, and with -part and the
+    number of runs where a result of more has that name: it stays.
     """
     out.mkdir(parents=True, exist_ok=True)
     name = _name(finding, about)
-    name += "-part" * (_runs(out / f"{name}.json") > _count(table))
+    if _runs(out / f"{name}.json") > _count(table):
+        name += f"-part-{_count(table)}"
     grids = [_measured(finding, table), _claims(finding, table), _published(finding, table)]
     grids = [grid for grid in grids if grid.lines]
     content = json.dumps(plain(_content(finding, table, about)), indent=1, allow_nan=False) + "\n"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from gatedlm.catalogue import expanded
 
+MOST = 2**31  # no larger number is counted to
+
 
 def option(word: str) -> tuple[str, str]:
     """``key=value`` as a pair; ValueError without a value."""
@@ -26,9 +28,9 @@ def check(what: str, key: str, known: Collection[str]) -> None:
 
 
 def whole(key: str, value: str, least: int) -> int:
-    """A whole number from ``least`` up."""
-    if not value.isdecimal() or int(value) < least:
-        raise ValueError(f"{key}={value}: must be a whole number from {least} up")
+    """A whole number from ``least`` up, no larger than anything that can be counted here."""
+    if not value.isdecimal() or not least <= int(value) < MOST:
+        raise ValueError(f"{key}={value}: must be a whole number from {least} up, below {MOST:,}")
     return int(value)
 
 

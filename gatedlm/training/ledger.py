@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import subprocess
 from dataclasses import asdict
@@ -82,7 +83,12 @@ def read_ledger(folder: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_text())
     except (ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not fits(content, SHAPE):
+    if (
+        not isinstance(content, dict)
+        or content.get("schema") != SCHEMA
+        or not fits(content, SHAPE)
+        or not content["steps"]
+    ):
         raise ValueError(f"{file}: not a ledger, remove the file to train the run again")
     return content
 
@@ -108,7 +114,7 @@ def write_ledger(folder: Path, content: dict[str, Any]) -> None:
 
 def write_whole(file: Path, text: str) -> None:
     """Write ``text`` whole or not at all: under another name first."""
-    draft = file.with_name(f"{file.name}.part")
+    draft = file.with_name(f"{file.name}.{os.getpid()}.part")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
 
