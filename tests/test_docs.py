@@ -18,6 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 from gatedlm.data.cards import Card
+from gatedlm.evaluation.tasks import load_task
 from gatedlm.findings.finding import Finding, resolve
 from gatedlm.findings.scales import SCALES
 from gatedlm.model.lm import GatedLM, ModelSpec, initialise
@@ -32,7 +33,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 def test_every_page_is_half_a_screen():
-    assert {page.stem for page in ADD.glob("*.md")} == {"corpus", "finding", "gate", "probe", "recipe"}
+    assert {page.stem for page in ADD.glob("*.md")} == {"corpus", "finding", "gate", "probe", "recipe", "task"}
     assert all(len(page.read_text().splitlines()) < 45 for page in ADD.glob("*.md"))
 
 
@@ -54,6 +55,19 @@ def test_a_gate_is_added_as_the_page_says(tmp_path: Path):
     gates = [gate["activation"] for ledger in ledgers for gate in ledger["recipe"]["model"]["gates"]]
     assert sorted(gates) == ["sigmoid", "sigmoid", "tanh", "tanh"] and len(ledgers) == 6
     assert "lower?" in done.stdout and "gate=tanh.yaml" in done.stdout
+
+
+def test_a_task_is_added_as_the_page_says(tmp_path: Path):
+    (rows,), (words,) = (blocks("task", kind) for kind in ("json", "yaml"))
+    (tmp_path / "questions.jsonl").write_text(rows)
+    (tmp_path / "questions.yaml").write_text(words)
+    task = load_task(str(tmp_path / "questions.yaml"))
+    assert [item.answers[item.right] for item in task.items] == ["def", "for", "return"]
+    solved, asked = (
+        "Question: Which word opens a function in Python?\nAnswer: def\n\n",
+        "Which word opens a loop in Python?",
+    )
+    assert task.items[1].prompt == f"{solved}Question: {asked}\nAnswer:"
 
 
 def test_a_probe_is_added_as_the_page_says():
