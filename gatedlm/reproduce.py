@@ -88,7 +88,7 @@ def _order(words: list[str]) -> Order:
         key, _, value = word.partition("=")
         if not value:
             raise ValueError(f"{word!r} lacks a value: write key=value, such as seeds=3 or scale=tiny")
-        if key in given:
+        if key in given and key in (*READ, "runs"):  # of a recipe's keys the last counts, as in fit
             raise ValueError(f"{word!r}: {key}= is there already, give it once")
         given.add(key)
         if key in READ:
