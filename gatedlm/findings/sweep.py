@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from multiprocessing import connection
@@ -23,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from gatedlm.findings.records import folder
 from gatedlm.recipe import Run
-from gatedlm.training.apart import apart
+from gatedlm.training.apart import apart, when_told_to_end
 from gatedlm.training.ledger import read_ledger
 from gatedlm.training.run import Stopped, train
 
@@ -79,7 +77,7 @@ def _at_once(runs: list[Run], workers: int) -> Iterator[tuple[Run, str | None]]:
     numbers = context.SimpleQueue()
     for number in range(workers):
         numbers.put(number)
-    with _terminated_as_interrupted(), ProcessPoolExecutor(workers, context, _prepare, (workers, numbers)) as pool:
+    with when_told_to_end(_interrupt), ProcessPoolExecutor(workers, context, _prepare, (workers, numbers)) as pool:
         running = {pool.submit(_train, run): run for run in runs}
         try:
             for future in as_completed(running):
@@ -96,17 +94,8 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    def interrupt(number: int, _: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _prepare(workers: int, numbers: Any) -> None:

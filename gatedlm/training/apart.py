@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,22 @@ def apart(run: Run) -> dict[str, Any]:
     return ledger
 
 
+@contextmanager
+def when_told_to_end(act: Callable[[int], Any]) -> Iterator[None]:
+    """``act`` with the signal's number on SIGTERM and SIGUSR1, by which schedulers end a job."""
+    before = {n: signal.signal(n, lambda number, _: act(number)) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _wait(process: subprocess.Popen) -> int:
     """Ctrl-C reaches the child too, other signals are handed on: it saves its run and says how to go on."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.signal(number, lambda number, _: process.send_signal(number)) for number in numbers]
-    try:
+    with when_told_to_end(process.send_signal):
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:
                 continue
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
