@@ -101,7 +101,7 @@ class TrainerSpec:
     data_parallel     ranks that share a batch, 0 for all; tensor_parallel ranks that share a layer, only 1 so far
     precision         fp32; bf16 computes in bfloat16 and keeps weights and optimizer state in fp32; auto becomes, as a
                       recipe is read, bf16 if this machine multiplies it in hardware and fp32 if not
-    threads           cores one process computes on; 0 leaves the choice to torch
+    threads           cores one process computes on, at most its share of the machine's; 0 leaves the choice to torch
     micro_batch       sequences per forward pass; 0 takes a rank's whole share of the batch at once
     checkpoint_blocks keep only each block's input for the backward pass and compute the rest anew: less memory
     compile           compile each block; worth its start-up from some hundred steps on

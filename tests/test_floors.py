@@ -13,7 +13,7 @@ from gatedlm.training.run import train
 
 
 def finals(words: list[str], out: Path) -> list[dict[str, Any]]:
-    return [train(run, Console(quiet=True)) for run in load([*words, f"out={out}"])]
+    return [train(run, Console(quiet=True)) for run in load([*words, "trainer.threads=1", f"out={out}"])]
 
 
 def test_quickstart_beats_the_bigram_model_long_before_its_end(tmp_path: Path) -> None:

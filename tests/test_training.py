@@ -20,12 +20,13 @@ from gatedlm import loss
 from gatedlm.catalogue import choices
 from gatedlm.data.module import LMData
 from gatedlm.model.lm import GatedLM
-from gatedlm.recipe import OptimSpec, Recipe, Run, load
+from gatedlm.recipe import OptimSpec, Recipe, Run, TrainerSpec, load
 from gatedlm.training.callbacks import read_metrics
 from gatedlm.training.checkpoint import manifests
 from gatedlm.training.module import LitLM, learning_rate, parameter_groups
 from gatedlm.training.resume import alone
 from gatedlm.training.run import Stopped, train
+from gatedlm.training.strategy import threads
 from gatedlm.training.weights import consolidate
 
 NANO = ["recipe=sink", "scale=nano", "gate=sdpa-elementwise", "data.context=32", "trainer.threads=1", "optim.warmup=4"]
@@ -68,6 +69,16 @@ def test_learning_rate_follows_its_formula() -> None:
     assert rates[12:] == pytest.approx([0.05] * 8)
     constant = OptimSpec(lr=0.5, warmup=0, schedule="constant")
     assert learning_rate(10**6, constant, steps=3) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "cores", "given"), [(2, 1, 8, 2), (2, 2, 2, 1), (8, 2, 6, 3), (2, 1, 1, 1)]
+)
+def test_a_process_computes_on_no_more_than_its_share_of_the_cores(
+    asked: int, devices: int, cores: int, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert threads(TrainerSpec(threads=asked, devices=devices)) == given
 
 
 def test_only_matrices_decay() -> None:

@@ -27,7 +27,7 @@ from gatedlm.training.measure import Measurements
 from gatedlm.training.module import LitLM, parameter_groups
 from gatedlm.training.origin import origin, same_words
 from gatedlm.training.resume import alone, begin, checkpoint, differences, finished
-from gatedlm.training.strategy import in_words, is_first_rank, placement
+from gatedlm.training.strategy import in_words, is_first_rank, placement, threads
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
@@ -67,7 +67,7 @@ def _train(run: Run, folder: Path, console: Console) -> dict[str, Any]:
     _quiet()
     _keep_freed_memory()
     if recipe.trainer.threads:
-        torch.set_num_threads(recipe.trainer.threads)
+        torch.set_num_threads(threads(recipe.trainer))
     refuse(before_data(recipe, folder), first_here())
     data, lit = LMData(recipe.data, recipe.seed, say=console.print), LitLM(recipe)
     data.setup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +50,11 @@ def placement(spec: TrainerSpec, sharded: bool) -> dict[str, Any]:
         "strategy": _strategy(spec, fsdp),
         "precision": "bf16-mixed" if spec.precision == "bf16" and not fsdp else "32-true",
     }
+
+
+def threads(spec: TrainerSpec) -> int:
+    """Cores that one process computes on: ``spec.threads``, at most its share of this machine's."""
+    return min(spec.threads, max(1, (os.cpu_count() or 1) // spec.devices))
 
 
 def _strategy(spec: TrainerSpec, fsdp: bool) -> str | Strategy:
