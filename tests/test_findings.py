@@ -26,7 +26,7 @@ from gatedlm.findings import NAMES, find
 from gatedlm.findings.arms import arms_table
 from gatedlm.findings.finding import Claim, Finding, Row, Table, by_seed, halvings, resolve
 from gatedlm.findings.judge import judge, spearman, spread
-from gatedlm.findings.page import write
+from gatedlm.findings.page import cell, write
 from gatedlm.findings.records import recovery
 from gatedlm.findings.scales import SCALES
 from gatedlm.findings.stability import sensitivity
@@ -177,6 +177,21 @@ def test_claims_on_rows_left_out_are_not_measured(name: str) -> None:
     verdicts = {claim.text: judge(claim.support(alone)) for claim in find(name).claims}
     own = {text for text in verdicts if "baseline" in text and name == "streaming" and ":" not in text}
     assert {text for text, verdict in verdicts.items() if verdict != "not measured"} == own
+
+
+@pytest.mark.parametrize(
+    ("values", "style", "text"),
+    [
+        ([0.5, 0.7], "+.3f", "+0.600 ± 0.141"),
+        ([3000.0, 4000.0], ".3g", "3,500 ± 707"),
+        ([1500.0], "+.3f", "+1,500"),
+        ([-0.25], "+.3f", "-0.250"),
+        ([math.inf], ".2f", "-"),
+        ([], ".2f", "-"),
+    ],
+)
+def test_a_cell_is_mean_and_deviation(values: list[float], style: str, text: str) -> None:
+    assert cell(dict(enumerate(values)), style) == text
 
 
 def test_recovery_is_how_long_events_last() -> None:

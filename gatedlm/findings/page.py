@@ -191,7 +191,12 @@ def cell(values: Mapping[int, float], style: str) -> str:
     found = spread(values)
     if not found.seeds:
         return "-"
-    return f"{found.mean:{style}}" + (f" ± {found.sd:{style.replace('+', '')}}" if found.seeds > 1 else "")
+    return _figure(found.mean, style) + (f" ± {_figure(found.sd, style.strip('+'))}" if found.seeds > 1 else "")
+
+
+def _figure(value: float, style: str) -> str:
+    """In ``style`` below a thousand; from there on whole."""
+    return f"{value:{'+' * style.startswith('+')},.0f}" if abs(value) >= 1000 else f"{value:{style}}"
 
 
 def interval(found: Spread) -> str:
