@@ -24,7 +24,7 @@ from gatedlm.training.module import LitLM
 from gatedlm.training.run import _quiet, _trainer
 
 WORDS = "recipe=sink scale=nano gate=sdpa-elementwise trainer.accelerator={} trainer.steps={}"
-WARM, STEPS = 20, 200
+WARM, STEPS, TURNS = 10, 20, 10
 
 
 class Watch(Callback):
@@ -44,22 +44,27 @@ class Watch(Callback):
 
 
 def run(bench: Bench) -> Iterator[Result]:
-    """Seconds a step of both, in turn; each run counts as one round."""
+    """Seconds a step of both in turn; a round is ``TURNS`` short runs of each, for a machine's speed drifts."""
     words = WORDS.format("cpu" if bench.device.type == "cpu" else "gpu", WARM + STEPS)
     recipe = load(words.split())[0].recipe
     _quiet()
     ways: dict[str, Callable[[Bench, Recipe], float]] = {"bare loop": _bare, "Lightning, a line a step": _lightning}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(bench.rounds):
-        for name in list(ways)[:: -1 if number % 2 else 1]:
-            seconds[name].append(ways[name](bench, recipe))
+    for _ in range(bench.rounds):
+        for times in seconds.values():
+            times.append(0.0)
+        for turn in range(TURNS):
+            for name in list(ways)[:: -1 if turn % 2 else 1]:
+                seconds[name][-1] += ways[name](bench, recipe) / TURNS
     bare = seconds["bare loop"]
     table = [
         {"loop": name, "ms a step": 1000 * statistics.median(times)}
         | {"ms over the bare loop": spread([1000 * (a - b) for a, b in zip(times, bare, strict=True)])}
         for name, times in seconds.items()
     ]
-    yield Result(f"{recipe.model.parameters().total:,} parameters, batch 4 x 32, {STEPS} steps a round", table)
+    yield Result(
+        f"{recipe.model.parameters().total:,} parameters, batch 4 x 32, {TURNS} x {STEPS} steps a round", table
+    )
 
 
 def _lightning(bench: Bench, recipe: Recipe) -> float:

@@ -115,7 +115,7 @@ from benchmarks.harness import Bench, report
 
 tiny = replace(models.NARROW, vocab=256, layers=2, width=64, head_dim=16, ffn=96)
 dense.SIZES, gate.NARROW, probe.WIDE = {"width 256": (tiny, 2, 32)}, tiny, tiny
-moe.CONTEXT, trainer.STEPS, loss.VOCAB, generate.POSITIONS = 16, 5, 40_000, (8,)
+moe.CONTEXT, trainer.STEPS, trainer.TURNS, loss.VOCAB, generate.POSITIONS = 16, 5, 2, 40_000, (8,)
 kernels.LENGTHS, memory.SETTINGS = (256, 512), {"dense": ""}
 for name in sys.argv[2:]:
     report(name, import_module(f"benchmarks.{name}").run(Bench(rounds=1)), Bench(rounds=1), Path(sys.argv[1]))
