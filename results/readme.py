@@ -49,8 +49,8 @@ def findings() -> str:
                 failing += [(claim, content)] * (claim["verdict"] == "fails")
             else:
                 lines.append(_line(claim, content))
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in others.most_common())
-    rest = f"Of the claims that are expected at larger scales only: {counts}.{_failing(failing)}\n" if others else ""
+    counts = ", ".join(f"{verdict} {number}" for verdict, number in others.most_common())
+    rest = f"Claims that are expected at larger scales only: {counts}.{_failing(failing)}\n" if others else ""
     return "\n".join(lines) + "\n\n" + rest
 
 

@@ -232,8 +232,8 @@ def _about(finding: Finding, table: Table, about: Mapping[str, Any]) -> list[str
     missing = wanted - _count(table)
     return [
         f"Scale {about['scale']}, {about['architecture']}, {seeds}; mean ± standard deviation over seeds. Losses are "
-        "in nats per token of held-out rows, differences to the baseline are paired by seed. Seconds do not tell "
-        "fast rows from slow ones: some runs shared the machine with others.",
+        "in nats per token of held-out rows, differences to the baseline are paired by seed. Seconds tell "
+        "fast rows from slow ones only where no other job shared the machine.",
         *[f"{'; '.join(meant)}."] * bool(meant),
         *[f"Not the finding's own settings: {' '.join(about['words'])}."] * bool(about["words"]),
         *[f"{missing} of {wanted} runs are missing."] * bool(missing),

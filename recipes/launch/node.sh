@@ -4,7 +4,12 @@
 # GPUS=4 takes fewer. Ctrl-C and SIGTERM save, the same line goes on.
 set -euo pipefail
 
-gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
-words=("${@:?words of gatedlm.fit, such as recipe=dense-500m}" trainer.devices="$gpus" trainer.nodes=1)
+words=("${@:?words of gatedlm.fit, such as recipe=dense-500m}")
+case $1 in -h | --help) sed -n '2,4s/^# //p' "$0" && exit ;; esac
+gpus=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | wc -l)} || {
+  echo "nvidia-smi finds no GPU here: say how many by GPUS=N" >&2
+  exit 2
+}
+words+=(trainer.devices="$gpus" trainer.nodes=1)
 python -m gatedlm.plan "${words[@]}" >/dev/null # one line for wrong words, of which each rank would make a page
 exec torchrun --standalone --nproc-per-node "$gpus" -m gatedlm.fit "${words[@]}"

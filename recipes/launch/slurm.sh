@@ -16,6 +16,7 @@
 set -uo pipefail
 
 words=("${@:?words of gatedlm.fit, such as recipe=moe-15a2b}")
+case $1 in -h | --help) sed -n '2,5s/^# //p' "$0" && exit ;; esac
 words+=(trainer.devices="${SLURM_NTASKS_PER_NODE:?give sbatch --ntasks-per-node}")
 words+=(trainer.nodes="${SLURM_JOB_NUM_NODES:?start it by sbatch}")
 python -m gatedlm.plan "${words[@]}" >/dev/null || exit # one line for wrong words, of which each rank would make a page
