@@ -81,6 +81,15 @@ def test_a_process_computes_on_no_more_than_its_share_of_the_cores(
     assert threads(TrainerSpec(threads=asked, devices=devices)) == given
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the threads are GNU's there")
+def test_threads_wait_asleep() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | {
+        "OMP_DISPLAY_ENV": "verbose"
+    }
+    loaded = [sys.executable, "-c", "import gatedlm.loss"]
+    assert "GOMP_SPINCOUNT = '0'" in subprocess.run(loaded, env=env, check=True, capture_output=True, text=True).stderr
+
+
 def test_only_matrices_decay() -> None:
     (run,) = load([*MIXTURE, "gate=sdpa-constant+value-headwise", "model.qk_norm=true"])
     with torch.device("meta"):
