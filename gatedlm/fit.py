@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -86,6 +87,8 @@ def _sweep(runs: list[Run]) -> None:
     from gatedlm.training.apart import apart
     from gatedlm.training.tables import comparison
 
+    if "LOCAL_RANK" in os.environ:
+        raise ValueError(f"{runs[0].label}, {runs[1].label}, ...: under torchrun give the words of a single run")
     console, ledgers = Console(markup=False), {}
     for number, run in enumerate(runs, 1):
         console.rule(f"{number} of {len(runs)}: {run.label}")

@@ -19,8 +19,10 @@ from rich.console import Console
 from gatedlm import loss
 from gatedlm.catalogue import choices
 from gatedlm.data.module import LMData
+from gatedlm.fit import main
 from gatedlm.model.lm import GatedLM
 from gatedlm.recipe import OptimSpec, Recipe, Run, TrainerSpec, load
+from gatedlm.training.apart import apart
 from gatedlm.training.callbacks import read_metrics
 from gatedlm.training.checkpoint import manifests
 from gatedlm.training.module import LitLM, learning_rate, parameter_groups
@@ -88,6 +90,34 @@ def test_threads_wait_asleep() -> None:
     }
     loaded = [sys.executable, "-c", "import gatedlm.loss"]
     assert "GOMP_SPINCOUNT = '0'" in subprocess.run(loaded, env=env, check=True, capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "said"),
+    [
+        (signal.SIGTERM, KeyboardInterrupt, "15"),
+        (signal.SIGINT, KeyboardInterrupt, "2"),
+        (signal.SIGKILL, ValueError, "-9"),
+    ],
+)
+def test_a_signal_that_the_process_could_not_hear_yet_ends_all(
+    number: int, error: type[BaseException], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = tmp_path / "python"
+    early.write_text(f"#!/bin/sh\nkill -{int(number)} $$\n")
+    early.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(early))
+    with pytest.raises(error, match=said):
+        apart(load([*NANO, f"out={tmp_path}"])[0])
+
+
+def test_a_sweep_is_refused_where_each_rank_would_make_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit) as ended:
+        main([*NANO, "gate=none,sdpa-headwise"])
+    assert ended.value.code == 2 and "a single run" in capsys.readouterr().err
 
 
 def test_only_matrices_decay() -> None:

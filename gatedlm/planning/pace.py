@@ -83,7 +83,9 @@ def breaks(setting: Setting) -> str:
     first = max(used, key=lambda name: used[name])
     largest = max(parts, key=lambda name: parts[name])
     fit = (
-        f"trainer.micro_batch={most} is the largest that fits" if most else "take more devices or a lower data.context"
+        f"trainer.micro_batch={most} is the largest that fits and divides"
+        if most
+        else "take more devices" + " or a lower data.context" * (largest in ("activations", "logits"))
     )
     less = "a larger trainer.micro_batch sends" if setting.passes > 1 else "fewer devices or a larger data.batch send"
     needed = asked(setting.recipe) / 1e9

@@ -85,6 +85,8 @@ def _size(setting: Setting) -> Iterator[str]:
     step, ranks = recipe.data.batch * recipe.data.context, setting.ranks
     how = "sharded by FSDP" if setting.sharded else "one process"
     yield f"{recipe.name} on {ranks} {setting.device.name}, {how}, estimated"
+    if setting.sharded and recipe.trainer.strategy == "ddp":
+        yield "not planned: trainer.strategy=ddp, under which each rank holds all of the model"
     yield f"{total:,} parameters, {active:,} active, {gate:,} in gates"
     yield f"{work.total / GIGA:.3g} GFLOPs a token, {work.attention / work.total:.0%} of them in attention itself"
     yield (
@@ -118,7 +120,7 @@ def _time(setting: Setting) -> Iterator[str]:
     yield f"the run takes at least {_cost(hours(setting), setting)}"
     most = largest_micro(setting)
     every = ", all the sequences that a rank has" * (most == setting.recipe.data.batch // setting.ranks)
-    yield f"largest micro-batch that fits: {most or 'none'}{every}"
+    yield f"largest micro-batch that fits and divides: {most or 'none'}{every}"
     yield f"what breaks first: {breaks(setting)}"
 
 

@@ -13,14 +13,21 @@ from typing import Any
 from gatedlm.recipe import Run
 from gatedlm.training.ledger import read_ledger
 
+ENDINGS = (signal.SIGTERM, signal.SIGUSR1)  # by which schedulers end a job
+
 
 def apart(run: Run) -> dict[str, Any]:
-    """Train a run of several ranks in a process of its own, because a process can be a rank only once."""
+    """Train a run of several ranks in a process of its own, because a process can be a rank only once.
+
+    KeyboardInterrupt, with its number, where a signal ended the process before it could hear it.
+    """
     words = [*run.overrides, f"name={run.recipe.name}"]
     status = _wait(subprocess.Popen([sys.executable, "-m", "gatedlm.fit", *words]))
     ledger = read_ledger(Path(run.recipe.out, run.recipe.name))
     if status > 2:
         raise SystemExit(status)
+    if -status in (signal.SIGINT, *ENDINGS):
+        raise KeyboardInterrupt(-status)
     if status or not ledger:
         raise ValueError(f"{run.label}: ended with exit status {status}")
     return ledger
@@ -28,8 +35,8 @@ def apart(run: Run) -> dict[str, Any]:
 
 @contextmanager
 def when_told_to_end(act: Callable[[int], Any]) -> Iterator[None]:
-    """``act`` with the signal's number on SIGTERM and SIGUSR1, by which schedulers end a job."""
-    before = {n: signal.signal(n, lambda number, _: act(number)) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    """``act`` with the signal's number on one of ``ENDINGS``."""
+    before = {n: signal.signal(n, lambda number, _: act(number)) for n in ENDINGS}
     try:
         yield
     finally:
