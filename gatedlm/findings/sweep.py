@@ -24,6 +24,7 @@ from gatedlm.recipe import Run
 from gatedlm.training.apart import apart, when_told_to_end
 from gatedlm.training.ledger import read_ledger
 from gatedlm.training.run import Stopped, train
+from gatedlm.training.strategy import share
 
 
 def unfinished(runs: list[Run]) -> list[Run]:
@@ -104,7 +105,7 @@ def _prepare(workers: int, numbers: Any) -> None:
     parent = multiprocessing.parent_process()
     assert parent
     threading.Thread(target=lambda: connection.wait([parent.sentinel]) and os._exit(1), daemon=True).start()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(share(workers))
     gpus = torch.cuda.device_count()
     if gpus > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(numbers.get() % gpus)

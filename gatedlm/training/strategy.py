@@ -54,7 +54,12 @@ def placement(spec: TrainerSpec, sharded: bool) -> dict[str, Any]:
 
 def threads(spec: TrainerSpec) -> int:
     """Cores that one process computes on: ``spec.threads``, at most its share of this machine's."""
-    return min(spec.threads, max(1, (os.cpu_count() or 1) // spec.devices))
+    return min(spec.threads, share(spec.devices))
+
+
+def share(processes: int) -> int:
+    """Cores of this machine for each of so many processes."""
+    return max(1, (os.cpu_count() or 1) // processes)
 
 
 def _strategy(spec: TrainerSpec, fsdp: bool) -> str | Strategy:
